@@ -1,0 +1,310 @@
+"""A recipe: one YAML file that describes one head, from its conversations to its evaluation.
+
+Every section is a frozen dataclass; the text under a field says what it is and its unit, and is what
+`eagle train --help` prints. Parsing (YAML, then `--section.key value` overrides) is jsonargparse's; what is added here
+is that an unknown key is named together with the nearest known one. `read_recipe` is the only way in.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+from eagle.errors import EagleError
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """The frozen causal LM that the head drafts for."""
+
+    model: str
+    """A local folder, a hub id, a .gguf file, or `package:NAME/FILE.gguf` for a file inside an installed Python package."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' dtype; auto: what the checkpoint says (float32 for a .gguf file)."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto: cuda where there is one."""
+    trust_remote_code: bool = False
+    """Run modelling code that comes with the checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegenerateConfig:
+    """`eagle data regenerate`: the target answers prompts, so that the head learns what the target itself would say."""
+
+    prompts: tuple[str, ...] = ()
+    """Sources of prompts (as data.sources); the first user turn (after any system turn) of each row is answered."""
+    output: str | None = None
+    """The JSONL file to write; default: OUTPUT_DIR/regenerated.jsonl."""
+    limit: int | None = None
+    """At most this many prompts."""
+    max_prompt_tokens: int = 224
+    """Prompts that render to more tokens are passed over (counted)."""
+    max_new_tokens: int = 256
+    """Longest answer, in tokens."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Row i is answered at temperatures[i % len]; 0 is greedy."""
+    batch_size: int = 32
+    """Rows decoded together; a row that ends makes room for the next."""
+    seed: int = 0
+    """Row i draws from a generator seeded by (seed, row id): its answer does not depend on its batch mates."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Conversations, and how they become token ids with a loss mask."""
+
+    sources: tuple[str, ...] = ()
+    """JSONL / JSON / Parquet files (.gz too), hub ids, or `shipped:NAME` for a file that comes with this package."""
+    split: str = "train"
+    """Split of hub data sets."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's own chat template."""
+    max_len: int = 2048
+    """Longest sample in tokens; longer ones are cut (counted)."""
+    max_samples: int | None = None
+    """Stop after this many conversations."""
+    max_supervised_tokens: int | None = None
+    """Stop after this many supervised tokens."""
+    validation_fraction: float = 0.05
+    """Share of the conversations held out, chosen by a hash of (seed, id), so it is stable when data is added."""
+    allow_skipped: float = 0.05
+    """Share of broken rows above which preparation fails."""
+    seed: int = 0
+    """Seed of the validation split."""
+    regenerate: RegenerateConfig = dataclasses.field(default_factory=RegenerateConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeaturesConfig:
+    """Extraction of the target's features into a store of shards."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """How features are stored."""
+    aux_layers: tuple[int, ...] = ()
+    """Also store the hidden states after this many layers (Hugging Face's hidden_states index), one block each."""
+    batch_tokens: int = 4096
+    """Padded tokens per target forward."""
+    shard_tokens: int = 32768
+    """Tokens per shard: what a kill can lose, and what one process holds in memory."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The draft head. Its layer takes the shape of the target's (GQA, head size, RoPE, norm epsilon) unless said otherwise."""
+
+    version: Literal["eagle1"] = "eagle1"
+    """eagle1: the EAGLE-1 / EAGLE-2 head (their weights are the same; the trees differ)."""
+    fc_bias: bool = False
+    """Bias of the fusing projection; servers such as vLLM cannot load one."""
+    init_from: str | None = None
+    """Start from this head (a folder or hub id) instead of random weights."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The training loop. Defaults: the EAGLE-1 recipe (arXiv 2401.15077, section 4.2 and the reference code)."""
+
+    epochs: int = 20
+    """Passes over the training documents."""
+    max_steps: int | None = None
+    """Optimiser steps to end at, when earlier than the epochs."""
+    batch_size: int = 4
+    """Documents per process and micro-step."""
+    gradient_accumulation: int = 1
+    """Micro-steps per optimiser step."""
+    lr: float = 3e-5
+    """Peak learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's moments' decay."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine end at 0."""
+    warmup_steps: int = 2000
+    """Optimiser steps of linear warm-up."""
+    clip: Literal["value", "norm", "none"] = "value"
+    """Gradient clipping, by value (the reference) or by global norm."""
+    clip_threshold: float = 0.5
+    """The value or norm to clip at."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """bf16: autocast with fp32 master weights."""
+    regression_weight: float = 1.0
+    """Weight of SmoothL1 between predicted and true features."""
+    classification_weight: float = 0.1
+    """Weight of the soft cross-entropy between the target's and the head's token distributions."""
+    noise: float = 0.1
+    """Input features get uniform noise in (-noise, noise); 0: none."""
+    eval_every: int = 500
+    """Optimiser steps between validations."""
+    eval_documents: int = 64
+    """Validation documents used each time."""
+    chain_depth: int = 5
+    """Length of the draft chain whose acceptance per depth the validation estimates."""
+    save_every: int = 500
+    """Optimiser steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Older ones are removed."""
+    log_every: int = 10
+    """Optimiser steps between lines of metrics.jsonl."""
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
+    """Trackers besides metrics.jsonl (always written); wandb runs offline without a key."""
+    project: str = "eagle"
+    """The trackers' project name."""
+    workers: int = 0
+    """Loader processes per training process."""
+    seed: int = 0
+    """Seed of initial weights, document order and noise."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """The draft tree (EAGLE-2 dynamic tree). Defaults as published for EAGLE-2."""
+
+    budget: int = 60
+    """Nodes per verification, the root included."""
+    top_k: int = 10
+    """Children per expanded node, and nodes expanded per level."""
+    depth: int = 6
+    """Levels below the root."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """`eagle eval`: acceptance and speed on prompts, against Hugging Face generate and our own plain loop."""
+
+    prompts: tuple[str, ...] = ("shipped:mt_bench",)
+    """Prompt files (question_id / category / turns, or any conversation shape) or `shipped:NAME`."""
+    limit: int | None = None
+    """Prompts per source."""
+    max_new_tokens: int = 128
+    """Longest answer, in tokens."""
+    warmup_prompts: int = 1
+    """Prompts run through every method first and not counted."""
+    chain_depth: int = 5
+    """Length of the draft chain that measures n-alpha."""
+    seed: int = 0
+    """Seed of the bootstrap intervals."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One head, end to end. Relative paths are relative to the current directory."""
+
+    output_dir: str
+    """Where everything goes: data/, features/, train/, head/, eval/."""
+    target: TargetConfig
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    features: FeaturesConfig = dataclasses.field(default_factory=FeaturesConfig)
+    head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.output_dir) / "data"
+
+    @property
+    def store_dir(self) -> Path:
+        return Path(self.output_dir) / "features"
+
+    @property
+    def train_dir(self) -> Path:
+        return Path(self.output_dir) / "train"
+
+    @property
+    def head_dir(self) -> Path:
+        return Path(self.output_dir) / "head"
+
+    @property
+    def eval_dir(self) -> Path:
+        return Path(self.output_dir) / "eval"
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A recipe or a section as plain YAML / JSON values (tuples become lists)."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    result: dict[str, Any] = plain(dataclasses.asdict(config))
+    return result
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and applies `--section.key value` overrides.
+
+    Raises EagleError for a missing or malformed file, an unknown key (with the nearest known one), a missing required
+    key or a value of the wrong type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise EagleError(f"recipe {path} does not exist; give the path of a YAML recipe (examples are in configs/)")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise EagleError(f"recipe {path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise EagleError(f"recipe {path} holds {type(values).__name__}, expected a mapping of sections (target: ...)")
+    for key in _unknown_keys(values, Recipe):
+        raise EagleError(f"{path}: {_did_you_mean(key)}")
+    for argument in overrides:
+        key = argument.removeprefix("--").split("=")[0]
+        if argument.startswith("--") and key not in _FIELDS:
+            raise EagleError(_did_you_mean(key))
+    parser = recipe_parser()
+    try:
+        parsed = parser.parse_args([f"--config={path}", *overrides])
+        instance = parser.instantiate_classes(parsed)
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise EagleError(f"{path}: {_first_lines(str(error))}") from error
+    sections = {field.name: getattr(instance, field.name) for field in dataclasses.fields(Recipe)}
+    return Recipe(**sections)
+
+
+def recipe_parser() -> ArgumentParser:
+    """The parser behind every stage's `--help` and `--print_config`: `--config RECIPE` and one option per key."""
+    parser = ArgumentParser(exit_on_error=False, description="Keys of a recipe; each can be given as --section.key VALUE.")
+    parser.add_argument("--config", action="config", help="The recipe (YAML).")
+    parser.add_class_arguments(Recipe)
+    return parser
+
+
+def _flat_fields(cls: type, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(cls):
+        yield prefix + field.name
+        if dataclasses.is_dataclass(field.type) and isinstance(field.type, type):
+            yield from _flat_fields(field.type, f"{prefix}{field.name}.")
+
+
+_FIELDS = tuple(_flat_fields(Recipe))
+
+
+def _unknown_keys(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    for key, value in values.items():
+        kind = fields.get(key)
+        if kind is None:
+            yield f"{prefix}{key}"
+        elif dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+            yield from _unknown_keys(value, kind, f"{prefix}{key}.")
+
+
+def _did_you_mean(key: str) -> str:
+    near = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(f.name for f in dataclasses.fields(Recipe))}"
+    return f"unknown key {key}; {hint}"
+
+
+def _first_lines(text: str, count: int = 6) -> str:
+    return "\n".join(text.strip().splitlines()[:count])
