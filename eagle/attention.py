@@ -1,0 +1,141 @@
+"""How tree attention gets into a Hugging Face model: one registered attention function and the step it serves.
+
+B rows, N query nodes, S cache slots, W = ceil(columns / 64). A `TreeStep` says which slots each node sees. While
+`tree_attention(config, step)` is open, the model's attention layers call `_attend`, which finds the step in a context
+variable: forward keywords do not reach the function in every family. Outside the block the model is untouched.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedConfig
+
+from eagle.errors import EagleError
+from eagle.kernels.tree_attention.reference import additive, masked_attention, own_bits, tree_mask
+
+NAME = "eagle_tree"
+
+
+class TreeStep:
+    """One forward over N nodes per row behind prefixes of lengths_B: a tree, or (ancestors None) a causal chunk.
+
+    lengths_B: int64 [B], CPU. depths_BN: int64 [B, N]. ancestors_BNW: int64 bits over the tree's columns, of which
+    `offset` were written by earlier steps (column_depths_BC tells the depths of all of them).
+    """
+
+    def __init__(
+        self,
+        *,
+        lengths_B: torch.Tensor,
+        depths_BN: torch.Tensor,
+        ancestors_BNW: torch.Tensor | None,
+        column_depths_BC: torch.Tensor | None = None,
+        offset: int = 0,
+    ):
+        self.lengths_B, self.depths_BN, self.ancestors_BNW, self.offset = lengths_B, depths_BN, ancestors_BNW, offset
+        self.column_depths_BC = depths_BN if column_depths_BC is None else column_depths_BC
+        self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1]
+        self.layers_served = 0
+        self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
+
+    @property
+    def starts_empty(self) -> bool:
+        """A causal chunk with nothing before it: plain causal attention, no mask."""
+        return self.ancestors_BNW is None and not bool(self.lengths_B.any())
+
+    def bias(self, *, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+        """The additive mask for layers with this window, built once per step. None: every slot is seen."""
+        if window is not None and window >= self.slots:
+            window = None
+        key = (window, groups, like.dtype, like.device)
+        if key not in self._biases:
+            self._biases[key] = self._build(window, groups, like)
+        return self._biases[key]
+
+    def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+        rows, nodes = self.depths_BN.shape
+        if nodes == 1 and self.offset == 0 and window is None and bool((self.lengths_B == self.lengths_B[0]).all()):
+            return None
+        device = like.device
+        ancestors_BNW = self.ancestors_BNW
+        if ancestors_BNW is None:  # a causal chunk is a chain: node i has ancestors 0 .. i
+            own_NW = own_bits(nodes, -(-nodes // 64))
+            ancestors_BNW = own_NW.cumsum(0).expand(rows, -1, -1)
+        mask_BNS = tree_mask(
+            lengths_B=self.lengths_B.to(device),
+            ancestors_BNW=ancestors_BNW.to(device),
+            query_depths_BN=self.depths_BN.to(device),
+            column_depths_BC=self.column_depths_BC.to(device),
+            slots=self.slots,
+            window=window,
+        )
+        return additive(mask_BNS, groups=groups, dtype=like.dtype)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """[B, h, N, d] over keys and values [B, k, S, d] -> [B, h, N, d]."""
+        self.layers_served += 1
+        if self.starts_empty and softcap is None and (window is None or window >= self.slots):
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            )
+        bias = self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query)
+        return masked_attention(query, key, value, bias_BgNS=bias, scaling=scaling, softcap=softcap)
+
+
+_step: ContextVar[TreeStep] = ContextVar("eagle_tree_step")
+
+
+@contextmanager
+def tree_attention(config: PreTrainedConfig, step: TreeStep) -> Iterator[None]:
+    """Within the block, every attention layer that reads `config` serves `step`."""
+    before = config._attn_implementation
+    token = _step.set(step)
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        _step.reset(token)
+
+
+# Keywords that change nothing here: dropout is 0 in eval mode, positions and causality are the step's.
+_HARMLESS = {"dropout", "position_ids", "is_causal", "use_cache", "output_attentions", "position_embeddings", "kwargs"}
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Hugging Face's attention function: [B, h, N, d] -> [B, N, h, d]."""
+    for name, argument in kwargs.items():
+        if isinstance(argument, torch.Tensor) and name not in _HARMLESS:
+            raise EagleError(
+                f"this model's attention passes '{name}', which tree attention does not know (attention sinks or position "
+                "biases): such targets cannot be verified as a tree; use another target"
+            )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = _step.get().attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, _attend)

