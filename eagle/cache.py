@@ -71,6 +71,7 @@ class TreeCache(Cache):
         """Committed tokens of the longest row."""
         return int(self.lengths_B.max())
 
+    @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
         """Makes room for `tokens` more in every row."""
         needed = self.longest + tokens
@@ -109,6 +110,7 @@ class TreeCache(Cache):
             layer.values[row_B1, :, slot_BN] = value_states.transpose(1, 2)
         return layer.keys[:, :, :end], layer.values[:, :, :end]
 
+    @torch.inference_mode()
     def commit(self, path_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         """Keeps the tree nodes path_BK[b, :counts_B[b]] of each row: they become its next committed tokens.
 
@@ -128,6 +130,7 @@ class TreeCache(Cache):
                 layer.values[row_B1, :, target] = layer.values[row_B1, :, source]
         self.lengths_B = self.lengths_B + counts_B
 
+    @torch.inference_mode()
     def copy_row(self, row: int, source: "TreeCache", source_row: int) -> None:
         """Puts another cache's row here: its committed keys, values and length."""
         length = int(source.lengths_B[source_row])

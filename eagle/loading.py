@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
@@ -34,6 +41,18 @@ def load_model(config: TargetConfig) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise EagleError(_load_failure("model", config.model, error)) from error
     return model.to(device)
+
+
+def load_config(config: TargetConfig) -> PreTrainedConfig:
+    """The text model's configuration alone: what a head's shape is derived from when no target is in memory."""
+    try:
+        loaded = AutoConfig.from_pretrained(
+            _local_path(config), revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EagleError(_load_failure("configuration of", config.model, error)) from error
+    text: PreTrainedConfig = loaded.get_text_config()
+    return text
 
 
 def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:

@@ -1,0 +1,34 @@
+"""From chat messages to the ids that the target is asked with."""
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from eagle.errors import EagleError
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation that waits for the assistant's answer, under the tokenizer's chat template.
+
+    Raises EagleError when there is no template or it rejects the messages.
+    """
+    if not tokenizer.chat_template:
+        raise EagleError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; set data.chat_template to a Jinja file "
+            "(or, with eagle generate, continue the bare text with --raw)"
+        )
+    import jinja2
+
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise EagleError(f"the chat template rejects this conversation: {error}") from error
+    # The template writes the special tokens itself, BOS included.
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a bare text, with the special tokens that the tokenizer puts in front."""
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids

@@ -1,0 +1,231 @@
+"""The `eagle` command. Every subcommand imports what it needs when it runs, so that `eagle --help` is quick."""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eagle.errors import EagleError
+
+EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+
+RECIPE_COMMANDS = {
+    "run": "All stages of a recipe: data, features, training, evaluation; what is complete is skipped.",
+    "data prepare": "Conversations -> token ids with a loss mask.",
+    "data regenerate": "Let the target itself answer prompts: better training data than other models' answers.",
+    "data inspect": "Show what will be trained on: coloured mask preview, lengths, duplicates, disk and time estimate.",
+    "features": "Run the target over the prepared data and store its features.",
+    "train": "Train the draft head on the feature store.",
+    "eval": "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
+}
+_EPILOG = """\
+A recipe is a YAML file with the sections target, data, features, head, train, decode and eval; configs/ holds examples.
+Every key can be overridden: eagle train RECIPE --train.lr 1e-4 --train.epochs 3
+Every stage resumes what an earlier run left. Exit codes: 0 done, 2 a mistake that the message explains, 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. Anything but a user's mistake keeps its traceback: it is our defect."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except EagleError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        print("\neagle: interrupted; what is saved stays: run the same command again to resume", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone (`eagle generate ... | head`); Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        return _fail(_explain(error))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _parser()
+    command = _recipe_command(arguments)
+    if command is None:
+        options = parser.parse_args(arguments)
+        _quieten()
+        return int(options.action(options) or 0)
+    rest = arguments[len(command.split()) :]
+    own = {"--head"} if command == "eval" else set()
+    arguments, overrides = split_overrides(rest, own)
+    if "-h" in rest or "--help" in rest:
+        from eagle.config import recipe_parser
+
+        _command_parser(command).print_help()
+        print("\n" + recipe_parser().format_help().split("\n\n", 1)[-1])
+        return 0
+    options = _command_parser(command).parse_args(arguments)
+    from eagle.config import as_dict, read_recipe
+
+    recipe = read_recipe(options.recipe, overrides)
+    if options.print_config:
+        import yaml
+
+        print(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), end="")
+        return 0
+    _quieten()
+    _stage(command, getattr(options, "head", None))(recipe)
+    return 0
+
+
+def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
+    """Separates `--section.key value` (or `=value`) from the command's own arguments, in whatever order they come.
+
+    own: the command's own options that take a value, besides --print_config, --help and -h.
+    """
+    kept: list[str] = []
+    overrides: list[str] = []
+    i = 0
+    while i < len(arguments):
+        argument = arguments[i]
+        name, has_value = argument.split("=", 1)[0], "=" in argument
+        if not argument.startswith("--") or name in ("--help", "--print_config"):
+            kept.append(argument)
+        else:
+            into = kept if name in own else overrides
+            into.append(argument)
+            if not has_value and i + 1 < len(arguments) and not arguments[i + 1].startswith("--"):
+                i += 1
+                into.append(arguments[i])
+        i += 1
+    return kept, overrides
+
+
+def _recipe_command(arguments: Sequence[str]) -> str | None:
+    for words in (1, 2):
+        command = " ".join(arguments[:words])
+        if command in RECIPE_COMMANDS:
+            return command
+    return None
+
+
+def _stage(command: str, head: str | None) -> Callable[[Any], object]:
+    """The function behind a recipe command; importing it imports torch."""
+    if command == "run":
+        from eagle.run import run
+
+        return run
+    if command == "data prepare":
+        from eagle.data.prepare import prepare
+
+        return prepare
+    if command == "data regenerate":
+        from eagle.data.regenerate import regenerate
+
+        return regenerate
+    if command == "data inspect":
+        from eagle.data.inspect import inspect
+
+        return inspect
+    if command == "features":
+        from eagle.data.features import extract
+
+        return extract
+    if command == "train":
+        from eagle.train.loop import train
+
+        return train
+    from eagle.eval.harness import evaluate
+
+    return lambda recipe: evaluate(recipe, head=head)
+
+
+def _command_parser(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"eagle {command}", description=RECIPE_COMMANDS[command], allow_abbrev=False, add_help=False
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="the recipe, a YAML file")
+    parser.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
+    parser.add_argument("-h", "--help", action="store_true", help="this text, with every key of a recipe")
+    if command == "eval":
+        parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eagle",
+        description="Train EAGLE draft heads for Hugging Face causal LMs, decode losslessly with them, and measure the gain.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    # Recipe commands are dispatched before this parser; they are here for the help and for misspellings.
+    for name in ("run", "data", "features", "train", "eval"):
+        if name == "data":
+            data = commands.add_parser("data", help="prepare, regenerate or inspect training conversations")
+            actions = data.add_subparsers(metavar="ACTION", required=True)
+            for action in ("prepare", "regenerate", "inspect"):
+                actions.add_parser(action, help=RECIPE_COMMANDS[f"data {action}"])
+        else:
+            commands.add_parser(name, help=RECIPE_COMMANDS[name])
+    _add_generate(commands)
+    demo = commands.add_parser(
+        "demo", help="The whole path on SmolLM2-135M-Instruct, about a quarter of an hour on two cores."
+    )
+    demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
+    demo.set_defaults(action=_demo)
+    return parser
+
+
+def _add_generate(commands: Any) -> None:
+    from eagle.generate_cli import add_arguments, generate
+
+    parser = commands.add_parser("generate", help="Answer a prompt with a target and a draft head, streaming.")
+    add_arguments(parser)
+    parser.set_defaults(action=generate)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from eagle.demo import demo
+
+    demo(output=options.output)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        from eagle.eval.environment import package_version
+
+        print(f"eagle {package_version()}")
+        parser.exit()
+
+
+def _quieten() -> None:
+    from eagle.quiet import quieten
+
+    quieten()
+
+
+def _fail(message: str) -> int:
+    print(f"eagle: error: {message}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+def _explain(error: OSError) -> str:
+    remedies = {
+        errno.ENOSPC: "free some space (or choose another output_dir) and run again: what is complete is kept",
+        errno.EDQUOT: "the disk quota is used up; free some space and run again: what is complete is kept",
+        errno.EACCES: "you may not read or write there; choose another path or mend its permissions",
+        errno.EPERM: "you may not do that there; choose another path or mend its permissions",
+        errno.EROFS: "that file system is read-only; choose another output_dir",
+        errno.ENOENT: "check the path",
+        errno.EISDIR: "that is a folder; give a file",
+        errno.ENOTDIR: "a part of that path is a file, not a folder; choose another path",
+    }
+    remedy = remedies.get(error.errno or 0)
+    where = f": {error.filename}" if error.filename else ""
+    text = f"{error.strerror or error}{where}"
+    return f"{text}; {remedy}" if remedy else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""`eagle generate`: a prompt, a file or standard input, answered as a stream."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle.errors import EagleError
+
+if TYPE_CHECKING:
+    from eagle.config import DecodeConfig, Recipe, TargetConfig
+    from eagle.decode import SpeculativeDecoder
+
+Messages = list[dict[str, str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `eagle generate`."""
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the text to answer; without it (and --file): standard input"
+    )
+    parser.add_argument(
+        "--file", metavar="PATH", help="the whole file is one prompt; .jsonl: one conversation per line"
+    )
+    parser.add_argument("--recipe", metavar="RECIPE", help="take target, head and tree from this recipe")
+    parser.add_argument("--target", metavar="MODEL", help="folder, hub id, .gguf file or package:NAME/FILE.gguf")
+    parser.add_argument("--head", metavar="PATH", help="the draft head's folder or hub id")
+    parser.add_argument("--plain", action="store_true", help="no drafting: the same text at plain decoding's speed")
+    parser.add_argument("--raw", action="store_true", help="continue the bare text, without the chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
+    parser.add_argument("--budget", type=int, metavar="N", help="tree nodes per verification, the root included")
+    parser.add_argument("--top-k", type=int, metavar="K", help="children per node and nodes per level")
+    parser.add_argument("--depth", type=int, metavar="D", help="levels below the root")
+    parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1 ... (default: cuda where there is one)")
+    parser.add_argument(
+        "--dtype", default=None, choices=["auto", "float32", "bfloat16", "float16"], help="weights' dtype"
+    )
+    parser.add_argument(
+        "--stats", action="store_true", help="acceptance length and speed on standard error, after each answer"
+    )
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Answers every prompt of the options, streaming to standard output."""
+    if options.max_new_tokens < 1:
+        raise EagleError(f"--max-new-tokens is {options.max_new_tokens}, expected at least 1")
+    prompts = list(_prompts(options))
+    target, head, decode, chat_template = _what(options)
+    decoder = _decoder(target, head, decode, chat_template)
+    from eagle.chat import prompt_ids, text_ids
+
+    tokenizer = decoder.target.tokenizer
+    assert tokenizer is not None
+    for number, prompt in enumerate(prompts):
+        if len(prompts) > 1:
+            print(f"{'' if number == 0 else chr(10)}### {number + 1} of {len(prompts)}", flush=True)
+        if isinstance(prompt, str) and options.raw:
+            ids = text_ids(tokenizer, prompt)
+        else:
+            ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        stream_answer(decoder, ids, max_new_tokens=options.max_new_tokens, stats=options.stats)
+
+
+def stream_answer(decoder: "SpeculativeDecoder", ids: list[int], *, max_new_tokens: int, stats: bool) -> None:
+    """Prints an answer to standard output as its tokens are accepted; with `stats`, a line on standard error after it."""
+    import torch
+
+    from eagle.decode import TextStreamer
+
+    assert decoder.target.tokenizer is not None
+    ids_1T = torch.tensor([ids], device=decoder.target.device)
+    out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, streamer=TextStreamer(decoder.target.tokenizer))
+    if stats:
+        print(stats_line(out.stats), file=sys.stderr)
+
+
+def answer_one(recipe: "Recipe", question: str, *, max_new_tokens: int) -> None:
+    """Streams the answer of a recipe's own head to one question, with the statistics line."""
+    from eagle.chat import prompt_ids
+
+    decoder = _decoder(recipe.target, str(recipe.head_dir), recipe.decode, recipe.data.chat_template)
+    assert decoder.target.tokenizer is not None
+    ids = prompt_ids(decoder.target.tokenizer, [{"role": "user", "content": question}])
+    stream_answer(decoder, ids, max_new_tokens=max_new_tokens, stats=True)
+
+
+def _prompts(options: argparse.Namespace) -> Iterator[str | Messages]:
+    if options.prompt is not None and options.file is not None:
+        raise EagleError("both a PROMPT and --file were given; give one of them")
+    if options.file is not None:
+        path = Path(options.file)
+        if not path.is_file():
+            raise EagleError(f"prompt file {path} does not exist; give the path of a text file or of a .jsonl file")
+        if path.name.endswith((".jsonl", ".jsonl.gz")):
+            yield from _conversations(path, raw=options.raw)
+            return
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise EagleError(f"prompt file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    elif options.prompt is not None:
+        text = options.prompt
+    else:
+        if sys.stdin.isatty():
+            print("type the prompt, then Ctrl-D:", file=sys.stderr)
+        text = sys.stdin.read()
+    text = text if options.raw else text.strip()
+    if not text.strip():
+        raise EagleError("the prompt is empty; give some text as argument, with --file or on standard input")
+    yield text
+
+
+def _conversations(path: Path, *, raw: bool) -> Iterator[Messages]:
+    from eagle.data.conversations import Conversation, read_conversations
+
+    if raw:
+        raise EagleError(f"--raw continues bare text, but {path} holds conversations; leave out --raw")
+    for row in read_conversations([str(path)]):
+        if not isinstance(row, Conversation):
+            raise EagleError(f"{row}; mend or remove that row")
+        # A conversation that already ends in an answer is asked again from its last user turn.
+        last = max(i for i, message in enumerate(row.messages) if message["role"] != "assistant")
+        yield [dict(message) for message in row.messages[: last + 1]]
+
+
+def _what(options: argparse.Namespace) -> "tuple[TargetConfig, str | None, DecodeConfig, str | None]":
+    """Target, head, tree and chat template from the recipe, where there is one, and the options over it."""
+    import dataclasses
+
+    from eagle.config import DecodeConfig, TargetConfig, read_recipe
+
+    recipe = read_recipe(options.recipe) if options.recipe else None
+    if options.target is None and recipe is None:
+        raise EagleError("no target; give --target MODEL (and --head PATH), or --recipe RECIPE")
+    target = TargetConfig(model=options.target) if options.target is not None or recipe is None else recipe.target
+    changes = {key: value for key in ("device", "dtype") if (value := getattr(options, key)) is not None}
+    target = dataclasses.replace(target, **changes)
+    head = options.head or (str(recipe.head_dir) if recipe is not None else None)
+    if options.plain:
+        head = None
+    elif head is None:
+        raise EagleError("no draft head; give --head PATH (or --plain to decode without one)")
+    decode = recipe.decode if recipe is not None else DecodeConfig()
+    tree = {key: value for key in ("budget", "top_k", "depth") if (value := getattr(options, key)) is not None}
+    return target, head, dataclasses.replace(decode, **tree), recipe.data.chat_template if recipe is not None else None
+
+
+def _decoder(
+    target: "TargetConfig", head: str | None, decode: "DecodeConfig", chat_template: str | None
+) -> "SpeculativeDecoder":
+    from eagle.checkpoint import load_head
+    from eagle.decode import SpeculativeDecoder
+    from eagle.target import Target
+
+    loaded = Target.from_config(target, chat_template)
+    return SpeculativeDecoder.from_pretrained(
+        target=loaded,
+        head=None if head is None else load_head(head),
+        budget=decode.budget,
+        top_k=decode.top_k,
+        depth=decode.depth,
+    )
+
+
+def stats_line(stats: "object") -> str:
+    """One answer's figures in a line."""
+    return json.dumps(stats)

@@ -1,0 +1,36 @@
+"""`eagle run`: the stages of a recipe, one after the other; each skips what is complete and resumes what is not."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from eagle.config import Recipe
+from eagle.progress import console
+
+
+def run(recipe: Recipe, explain: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Prepares, extracts, trains and evaluates; returns the evaluation's results.
+
+    explain: called with "data", "features", "train", "eval" before each stage (the demo says there what happens).
+    """
+    from eagle.data.features import extract
+    from eagle.data.prepare import prepare
+    from eagle.eval.harness import evaluate
+    from eagle.train.loop import train
+
+    stages: list[tuple[str, Callable[[Recipe], Any]]] = [
+        ("data", prepare),
+        ("features", extract),
+        ("train", train),
+        ("eval", evaluate),
+    ]
+    result: dict[str, Any] = {}
+    for number, (name, stage) in enumerate(stages, start=1):
+        console.rule(f"{number} of {len(stages)}: {name}", align="left", style="dim")
+        if explain is not None:
+            explain(name)
+        start = time.monotonic()
+        result = stage(recipe)
+        console.print(f"{name}: {time.monotonic() - start:,.1f} s", style="dim")
+    console.print(f"the head is in {recipe.head_dir}, the results in {recipe.eval_dir}")
+    return result

@@ -1,0 +1,78 @@
+"""What one generation did: one definition of every figure, used by the API, the command line and the evaluation."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(kw_only=True)
+class DecodeStats:
+    """Counts and times of one row's generation. The prefill and the token it yields are outside every ratio."""
+
+    accepted: list[int] = dataclasses.field(default_factory=list)
+    """Accepted draft tokens of each verify step, before EOS and length trimming."""
+    attempts_per_depth: list[int] = dataclasses.field(default_factory=list)
+    """[d]: verify steps whose walk stood at depth d on a node with children."""
+    accepted_per_depth: list[int] = dataclasses.field(default_factory=list)
+    """[d]: those of them that went on to depth d + 1."""
+    new_tokens: int = 0
+    """Tokens in the output after the prompt, the EOS included."""
+    prefill_ms: float = 0.0
+    """Prompt forward and first token: the time to first token."""
+    draft_ms: float = 0.0
+    """Proposing trees and feeding committed features to the head."""
+    verify_ms: float = 0.0
+    """Target forwards over the trees, with the LM head."""
+    total_ms: float = 0.0
+    """Wall time of the whole generation."""
+    finish_reason: str = ""
+    """"eos" or "length"."""
+
+    @property
+    def verify_steps(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def tau(self) -> float:
+        """Acceptance length: (accepted drafts + 1) per verify step."""
+        return (sum(self.accepted) + self.verify_steps) / max(self.verify_steps, 1)
+
+    @property
+    def tau_trimmed(self) -> float:
+        """Tokens per verify step that reached the output (after EOS and length trimming)."""
+        return (self.new_tokens - 1) / max(self.verify_steps, 1)
+
+    @property
+    def acceptance_per_depth(self) -> list[float]:
+        """[d]: share of the walks standing at depth d, on a node with children, that went on to depth d + 1.
+
+        For a chain this is n-alpha: entry n is the acceptance rate of the draft token whose context holds n of the head's
+        own features, conditional on the ones before it being accepted.
+        """
+        return [went / stood for went, stood in zip(self.accepted_per_depth, self.attempts_per_depth)]
+
+    @property
+    def host_ms(self) -> float:
+        """What is neither prefill, draft nor verify: walking, committing, bookkeeping, streaming."""
+        return self.total_ms - self.prefill_ms - self.draft_ms - self.verify_ms
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the whole wall time, prefill included."""
+        return 1e3 * self.new_tokens / self.total_ms if self.total_ms else 0.0
+
+    def count_step(self, *, path_length: int, at_leaf: bool) -> None:
+        """Counts one verify step whose walk visited `path_length` nodes, the root included."""
+        drafts = path_length - 1
+        self.accepted.append(drafts)
+        stood = drafts if at_leaf else drafts + 1
+        while len(self.attempts_per_depth) < stood:
+            self.attempts_per_depth.append(0)
+            self.accepted_per_depth.append(0)
+        for depth in range(stood):
+            self.attempts_per_depth[depth] += 1
+            self.accepted_per_depth[depth] += depth < drafts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields and derived figures as JSON values."""
+        derived = ("verify_steps", "tau", "tau_trimmed", "acceptance_per_depth", "host_ms", "tokens_per_second")
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
