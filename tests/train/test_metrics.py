@@ -1,0 +1,151 @@
+"""The unrolled chain and the validation's numbers, against a head that is really chained position by position."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from eagle.data.store import Document
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.token_layers import TokenLayers
+from eagle.train import chain, loss, metrics
+from eagle.train.chain import unroll
+from eagle.train.metrics import Tally, tally_document
+from tests.tiny import tiny_model
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def tokens() -> TokenLayers:
+    """The tiny target's embedding and an LM head of three words only, so that random heads agree now and then."""
+    lm_head_VH = torch.randn(3, 32, generator=torch.Generator().manual_seed(7))
+    return TokenLayers(embedding_VH=tiny_model("llama").get_input_embeddings().weight, lm_head_VH=lm_head_VH)
+
+
+@pytest.fixture(scope="module")
+def head() -> EagleHead:
+    torch.manual_seed(0)
+    head = EagleHead(EagleHeadConfig.for_target(tiny_model("llama").config, initializer_range=0.1))
+    return head.eval().requires_grad_(False)
+
+
+def _document(tokens_count: int = 14) -> Document:
+    ids_T = torch.randint(3, 384, (1, tokens_count), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        features_TH = tiny_model("llama").model(ids_T).last_hidden_state[0]
+    mask_T = torch.tensor([j >= 3 and j not in (7, 8) for j in range(tokens_count)])
+    return Document(id="d", input_ids_T=ids_T[0], loss_mask_T=mask_T, features_TH=features_TH, aux_TA=None)
+
+
+def _chained(head: EagleHead, document: Document, tokens: TokenLayers, start: int) -> list[torch.Tensor]:
+    """Drafts from index `start` on: plain causal forwards over a sequence that grows by the head's own features."""
+    embeddings_TH = tokens.embed(document.input_ids_T[None])[0]
+    features, predictions = list(document.features_TH[: start + 1]), []
+    while len(predictions) < DEPTH and start + 1 + len(predictions) <= len(embeddings_TH) - 2:
+        inputs_1TH = torch.stack(features)[None]
+        predictions.append(head(inputs_1TH, embeddings_TH[None, 1 : 1 + len(features)])[0, -1])
+        features.append(predictions[-1])
+    return predictions
+
+
+@pytest.mark.parametrize("block", [3, 512])
+def test_unrolled_chains_equal_chains_drafted_one_by_one(
+    block: int, head: EagleHead, tokens: TokenLayers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "QUERY_BLOCK", block)
+    document = _document()
+    embeddings_TH = tokens.embed(document.input_ids_T[None])[0]
+    steps = unroll(head, features_TH=document.features_TH, embeddings_TH=embeddings_TH, depth=DEPTH)
+    assert [len(step) for step in steps] == [12, 11, 10]
+    for start in range(12):
+        for step, prediction_H in enumerate(_chained(head, document, tokens, start)):
+            torch.testing.assert_close(steps[step][start], prediction_H, rtol=1e-4, atol=1e-5)
+
+
+def _naive(head: EagleHead, document: Document, tokens: TokenLayers) -> dict[str, Any]:
+    """The definitions, chain by chain."""
+    regression = classification = 0.0
+    counted, acceptance, attempts, agreed = ([0.0] * DEPTH for _ in range(4))
+    length = len(document.input_ids_T)
+    for start in range(length - 2):
+        alive = True
+        for depth, prediction_H in enumerate(_chained(head, document, tokens, start)):
+            judged = bool(document.loss_mask_T[start + 2 + depth])
+            target_H = document.features_TH[start + 1 + depth]
+            p_V, q_V = tokens.logits(target_H).softmax(-1), tokens.logits(prediction_H).softmax(-1)
+            same = bool(p_V.argmax() == q_V.argmax())
+            if judged and depth == 0:
+                regression += functional.smooth_l1_loss(prediction_H, target_H).item()
+                classification -= (p_V * q_V.log()).sum().item()
+            if judged:
+                counted[depth] += 1
+                acceptance[depth] += torch.minimum(p_V, q_V).sum().item()
+            alive = alive and judged
+            attempts[depth] += alive
+            alive = alive and same
+            agreed[depth] += alive
+    rates = [a / b if b else None for a, b in zip(agreed, attempts, strict=True)]
+    survive, tau = 1.0, 1.0
+    for rate in rates:
+        survive *= rate or 0.0
+        tau += survive
+    return {
+        "val_regression": regression / counted[0],
+        "val_classification": classification / counted[0],
+        "val_acceptance": [a / b for a, b in zip(acceptance, counted, strict=True)],
+        "val_agreement": rates,
+        "val_tau": tau,
+        "val_tokens": int(counted[0]),
+    }
+
+
+def _summary(head: Any, document: Document, tokens: TokenLayers) -> dict[str, Any]:
+    tally = Tally(DEPTH, torch.device("cpu"))
+    tally_document(tally, head, document, tokens=tokens, device=torch.device("cpu"))
+    return tally.summary(regression_weight=1.0, classification_weight=0.1)
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_validation_numbers_equal_their_definitions(
+    chunk_rows: int, head: EagleHead, tokens: TokenLayers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", chunk_rows * tokens.vocab_size)
+    document = _document()
+    ours, naive = _summary(head, document, tokens), _naive(head, document, tokens)
+    assert 0 < naive["val_agreement"][0] < 1, "the case must tell something"
+    assert 0 < naive["val_agreement"][1] < 1
+    for key, value in naive.items():
+        assert ours[key] == pytest.approx(value, rel=1e-4), key
+    assert ours["val_loss"] == pytest.approx(naive["val_regression"] + 0.1 * naive["val_classification"], rel=1e-4)
+    assert loss.CHUNK_ELEMENTS  # the constant that training's loss shares
+
+
+class _Oracle:
+    """Predicts the true features up to depth `good` - 1 and zeros after."""
+
+    def __init__(self, document: Document, good: int):
+        self.features_TH, self.good = document.features_TH, good
+
+    def __call__(self, features: Any, embeddings: Any, positions_BT: torch.Tensor, attend: Any) -> torch.Tensor:
+        depth = int(positions_BT[0, 0])
+        true_TH = self.features_TH[1 + depth : 1 + depth + features.shape[1]]
+        return (true_TH if depth < self.good else torch.zeros_like(true_TH))[None]
+
+
+def test_a_head_that_knows_the_next_two_features_has_tau_three(tokens: TokenLayers) -> None:
+    document = _document()
+    summary = _summary(_Oracle(document, 2), document, tokens)
+    assert summary["val_agreement"] == [1.0, 1.0, 0.0]
+    assert summary["val_acceptance"][:2] == pytest.approx([1.0, 1.0])
+    assert summary["val_acceptance"][2] < 0.5
+    assert summary["val_tau"] == 3.0
+    assert summary["val_regression"] == 0.0
+
+
+def test_a_document_too_short_for_the_chain_leaves_the_deep_places_empty(head: EagleHead, tokens: TokenLayers) -> None:
+    summary = _summary(head, _document(4), tokens)
+    assert summary["val_tokens"] == 1
+    assert summary["val_acceptance"][2] is None
+    assert summary["val_agreement"][2] is None

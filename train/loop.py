@@ -1,0 +1,256 @@
+"""Training a head: `train(recipe)`, the code behind `eagle train RECIPE` and `accelerate launch -m eagle.train`."""
+
+import collections
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from transformers.utils.logging import disable_progress_bar
+
+from eagle.checkpoint import save_head
+from eagle.config import Recipe, as_dict
+from eagle.data.store import FeatureStore
+from eagle.errors import EagleError
+from eagle.files import write_json
+from eagle.progress import ProgressBar, console
+from eagle.train import checkpoints, run
+from eagle.train.batches import MicroBatches, Order, steps
+from eagle.train.metrics import validate
+from eagle.train.schedule import total_steps
+from eagle.train.step import StepResult, Training, train_step
+from eagle.train.trackers import Trackers
+
+
+def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
+    """Trains the recipe's head on its feature store, resuming the newest checkpoint, and returns the head's folder.
+
+    Every process of a launch calls this. A finished head of the same recipe is left as it is. Raises EagleError: no
+    store or nothing supervised in it, a setting that cannot be honoured, a checkpoint of another recipe, a loss or
+    gradient that is not finite, a full disk.
+    """
+    accelerator = accelerator or run.make_accelerator(recipe)
+    disable_progress_bar()  # transformers' own, at every save_pretrained
+    run.check_settings(recipe.train, accelerator)
+    store = FeatureStore.open(recipe.store_dir)
+    order = run.training_order(store, recipe, processes=accelerator.num_processes)
+    total = total_steps(recipe.train, order.steps_per_epoch)
+    identity = run.run_identity(recipe, fingerprint=run.store_fingerprint(store), order=order, total=total)
+    say = _say if accelerator.is_main_process else _silent
+    if _finished(recipe, identity, total):
+        say(f"train: {recipe.head_dir} is complete ({total} steps)")
+        return recipe.head_dir
+    if 0 < total <= recipe.train.warmup_steps:
+        say(
+            f"train: warm-up takes {recipe.train.warmup_steps} steps, the whole run {total}: the learning rate never "
+            "reaches train.lr; lower train.warmup_steps"
+        )
+
+    training = _start(recipe, accelerator, store, order, total, identity)
+    first = training.progress.step
+    if first:
+        say(f"train: resuming at step {first} of {total}")
+    trackers = Trackers(recipe, accelerator, resumed_at=first)
+    micro_batches = MicroBatches(
+        store,
+        order,
+        hidden_size=training.tokens.hidden_size,
+        noise=recipe.train.noise,
+        start=first,
+        end=total,
+        micro_steps=recipe.train.gradient_accumulation,
+        process=accelerator.process_index,
+        processes=accelerator.num_processes,
+    )
+    quiet = not accelerator.is_main_process
+    clock = time.monotonic()
+    with ProgressBar("train", total=total, done=first, unit="steps", quiet=quiet) as bar:
+        for batches in steps(micro_batches, workers=recipe.train.workers):
+            result = train_step(training, batches)
+            seconds = time.monotonic() - clock
+            loss = _loss(recipe, result.regression_sum, result.classification_sum, result.supervised)
+            bar.advance(1, note=f"loss {loss:.4f}, {result.tokens / seconds:,.0f} tokens/s")
+            _record(training, trackers, result, seconds)
+            if _due(training, recipe.train.eval_every):
+                _validate(training, trackers)
+            if _due(training, recipe.train.save_every):
+                checkpoints.save(
+                    recipe.train_dir,
+                    training.progress,
+                    accelerator,
+                    training.model,
+                    keep=recipe.train.keep_checkpoints,
+                )
+            clock = time.monotonic()
+    _save_final(training)
+    trackers.close()
+    say(f"train: {recipe.head_dir} holds the head after {total} steps{_summary(training.progress.validation)}")
+    return recipe.head_dir
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def _finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
+    """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's."""
+    record = recipe.head_dir / "training.json"
+    if not record.is_file():
+        return False
+    try:
+        values = json.loads(record.read_text(encoding="utf-8"))
+        saved, step = values["identity"], values["step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
+    run.require_same_run(saved, identity, where=str(recipe.head_dir))
+    _require_not_past(step, total, str(recipe.head_dir))
+    return bool(step == total)
+
+
+def _require_not_past(step: int, total: int, where: str) -> None:
+    if step > total:
+        raise EagleError(
+            f"{where} is at step {step}, but the recipe ends at step {total}; raise train.max_steps (or train.epochs), "
+            "choose another output_dir, or delete the train/ and head/ folders to start over"
+        )
+
+
+def _start(
+    recipe: Recipe, accelerator: Accelerator, store: FeatureStore, order: Order, total: int, identity: dict[str, Any]
+) -> Training:
+    """The head, its optimiser and where they stand: at the newest checkpoint, or at the initial weights."""
+    config = recipe.train
+    tokens = store.token_layers()
+    head = run.build_head(recipe, hidden_size=tokens.hidden_size)
+    head.config.target_identity = store.manifest.get("target")
+    checkpoint = checkpoints.newest(recipe.train_dir)
+    progress = checkpoints.Progress(identity=identity)
+    if checkpoint is not None:
+        progress = checkpoints.read_progress(checkpoint)
+        run.require_same_run(progress.identity, identity, where=str(checkpoint))
+        _require_not_past(progress.step, total, str(checkpoint))
+    if accelerator.is_main_process:
+        write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
+    accelerator.gradient_accumulation_steps = config.gradient_accumulation
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        run.configure_deepspeed(accelerator, config)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    model, optimizer = accelerator.prepare(head, optimizer)
+    if checkpoint is not None:
+        checkpoints.load(checkpoint, accelerator)
+    # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    return Training(
+        recipe=recipe,
+        accelerator=accelerator,
+        store=store,
+        tokens=tokens.to(accelerator.device, dtype),
+        order=order,
+        total=total,
+        model=model,
+        optimizer=optimizer,
+        progress=progress,
+    )
+
+
+def _due(training: Training, every: int) -> bool:
+    return training.progress.step % every == 0 or training.progress.step == training.total
+
+
+def _loss(recipe: Recipe, regression_sum: float, classification_sum: float, supervised: float) -> float:
+    weighted = recipe.train.regression_weight * regression_sum + recipe.train.classification_weight * classification_sum
+    return weighted / max(1, supervised)
+
+
+def _record(training: Training, trackers: Trackers, result: StepResult, seconds: float) -> None:
+    """Adds the step to the log window; every `log_every` steps the window becomes a line."""
+    sums = {
+        "regression": result.regression_sum,
+        "classification": result.classification_sum,
+        "supervised": result.supervised,
+        "tokens": result.tokens,
+        "seconds": seconds,
+    }
+    window = collections.Counter(training.progress.window)
+    window.update(sums)
+    training.progress.window = dict(window)
+    if not _due(training, training.recipe.train.log_every):
+        return
+    count = max(1, window["supervised"])
+    trackers.log(
+        {
+            **_place(training),
+            "loss": _loss(training.recipe, window["regression"], window["classification"], count),
+            "regression": window["regression"] / count,
+            "classification": window["classification"] / count,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm,
+            "tokens_per_second": window["tokens"] / window["seconds"],
+            "supervised_tokens": int(window["supervised"]),
+            "time": time.time(),
+        }
+    )
+    training.progress.window = {}
+
+
+def _place(training: Training) -> dict[str, Any]:
+    step = training.progress.step
+    return {"step": step, "epoch": round(step / training.order.steps_per_epoch, 4)}
+
+
+def _validate(training: Training, trackers: Trackers) -> None:
+    config = training.recipe.train
+    documents = run.long_enough(training.store, "validation")[: config.eval_documents]
+    if not documents:
+        return
+    tally = validate(
+        checkpoints.unwrapped(training.accelerator, training.model),
+        training.store,
+        documents,
+        tokens=training.tokens,
+        depth=config.chain_depth,
+        accelerator=training.accelerator,
+        autocast=training.autocast(),
+    )
+    summary = tally.summary(
+        regression_weight=config.regression_weight, classification_weight=config.classification_weight
+    )
+    training.progress.validation = {**_place(training), **summary}
+    trackers.log({**training.progress.validation, "time": time.time()})
+    if training.accelerator.is_main_process:
+        _say(f"train: step {training.progress.step}{_summary(summary)}")
+
+
+def _summary(validation: dict[str, Any]) -> str:
+    if not validation:
+        return " (no validation documents)"
+    agreement = validation["val_top1_agreement"]
+    return (
+        f": validation loss {validation['val_loss']:.4f}, top-1 agreement {100 * (agreement or 0):.1f}%, "
+        f"estimated tau of a {len(validation['val_agreement'])}-chain {validation['val_tau']:.2f}"
+    )
+
+
+def _save_final(training: Training) -> None:
+    accelerator, recipe = training.accelerator, training.recipe
+    if accelerator.is_main_process:
+        record = {
+            **_place(training),
+            "metrics": training.progress.validation,
+            "recipe": as_dict(recipe),
+            "identity": training.progress.identity,
+            "versions": run.versions(),
+        }
+        head = checkpoints.unwrapped(accelerator, training.model)
+        with checkpoints.disk_full_is_an_error(
+            "the last checkpoint is whole: make room and run the same command again"
+        ):
+            save_head(head, recipe.head_dir, extra=record)
+    accelerator.wait_for_everyone()

@@ -1,0 +1,56 @@
+"""The EAGLE-1 losses at the supervised positions, with memory O(chunk * V) instead of O(S * V).
+
+S supervised positions of a batch, H hidden, V vocabulary. Both losses are sums over the positions: the training loop
+divides by the number of supervised tokens of the whole optimiser step.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from eagle.token_layers import TokenLayers
+
+CHUNK_ELEMENTS = 2**25
+"""Logits held at a time (128 MiB in float32); a few tensors of this size live at once."""
+
+
+def draft_losses(
+    *, predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: TokenLayers
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(regression, classification), each a float32 scalar summed over the S positions (0 when S = 0).
+
+    predictions_SH: the head's features, with gradient; targets_SH: the target's own features at the same indices.
+    regression: SmoothL1, mean over H (arXiv 2401.15077, section 4.2, L_reg). classification: the soft cross-entropy
+    -sum_x p(x) log q(x) with p = softmax(logits(target)), q = softmax(logits(prediction)) in float32 (L_cls).
+    """
+    predictions_SH, targets_SH = predictions_SH.float(), targets_SH.float()
+    regression = functional.smooth_l1_loss(predictions_SH, targets_SH, reduction="none").mean(dim=-1).sum()
+    classification = _SoftCrossEntropy.apply(predictions_SH, targets_SH, tokens)
+    return regression, classification
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Sum of soft cross-entropies by chunks; the gradient is taken in the forward, while a chunk's logits live."""
+
+    @staticmethod
+    def forward(ctx: Any, predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: TokenLayers) -> torch.Tensor:
+        total = predictions_SH.new_zeros(())
+        gradients = []
+        rows = max(1, CHUNK_ELEMENTS // tokens.vocab_size)
+        for student_CH, teacher_CH in zip(predictions_SH.split(rows), targets_SH.split(rows), strict=True):
+            teacher_CV = tokens.logits(teacher_CH).float().softmax(dim=-1)
+            with torch.enable_grad():
+                student_CH = student_CH.detach().requires_grad_()
+                loss = functional.cross_entropy(tokens.logits(student_CH).float(), teacher_CV, reduction="sum")
+            if ctx.needs_input_grad[0]:
+                gradients.append(torch.autograd.grad(loss, student_CH)[0])
+            total = total + loss.detach()
+        if gradients:
+            ctx.save_for_backward(torch.cat(gradients))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient_SH,) = ctx.saved_tensors
+        return gradient_SH * grads[0], None, None

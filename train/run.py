@@ -1,0 +1,169 @@
+"""What a training run starts from: checked settings, the store, the head with its initial weights, and its identity."""
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, ProjectConfiguration
+
+from eagle.checkpoint import load_head
+from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
+from eagle.data.store import FeatureStore
+from eagle.errors import EagleError
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.loading import load_config
+from eagle.train.batches import SHORTEST, Order
+
+# Keys of a recipe's `train` section that a resumed run may change: they touch no weight. (batch_size and
+# gradient_accumulation count as their product with the number of processes, epochs and max_steps as the total.)
+FREE = {
+    *("log_every", "save_every", "keep_checkpoints", "eval_every", "eval_documents", "chain_depth"),
+    *("trackers", "project", "workers", "batch_size", "gradient_accumulation", "epochs", "max_steps"),
+}
+
+
+def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Raises EagleError for a number out of its range or a setting that this launch cannot honour."""
+    positive = ("epochs", "batch_size", "gradient_accumulation", "lr", "eval_every", "eval_documents", "chain_depth")
+    for name in (*positive, "save_every", "keep_checkpoints", "log_every", "clip_threshold"):
+        if not getattr(config, name) > 0 or not math.isfinite(getattr(config, name)):
+            raise EagleError(f"train.{name} is {getattr(config, name)}, expected a number above 0")
+    if config.max_steps is not None and config.max_steps <= 0:
+        raise EagleError(f"train.max_steps is {config.max_steps}, expected a number above 0, or null for no limit")
+    weights = ("regression_weight", "classification_weight")
+    for name in (*weights, "warmup_steps", "noise", "weight_decay", "workers", "seed"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
+    if config.regression_weight == config.classification_weight == 0:
+        raise EagleError("train.regression_weight and train.classification_weight are both 0: nothing to learn")
+    if config.clip == "value" and accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+        raise EagleError(
+            f"train.clip is value, but {accelerator.distributed_type.value} cannot clip gradients by value; "
+            "set train.clip to norm (or none)"
+        )
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """The accelerator of this process, as `accelerate launch`, torchrun or a plain start has set it up.
+
+    Mixed precision stays off in it: the loop has its own autocast, so that one place decides the precision.
+    """
+    return Accelerator(
+        cpu=True if recipe.target.device == "cpu" and torch.cuda.is_available() else None,
+        mixed_precision="no",
+        gradient_accumulation_steps=recipe.train.gradient_accumulation,
+        log_with=list(recipe.train.trackers) or None,
+        project_config=ProjectConfiguration(project_dir=str(recipe.train_dir), logging_dir=str(recipe.train_dir)),
+    )
+
+
+def training_order(store: FeatureStore, recipe: Recipe, *, processes: int) -> Order:
+    """The order of the documents. Raises EagleError when the store has nothing to learn from."""
+    documents = long_enough(store, "train")
+    if not documents:
+        raise EagleError(
+            f"the feature store {store.directory} has no training document of {SHORTEST} tokens or more "
+            f"({len(store)} documents in all); check data.sources with `eagle data inspect RECIPE`"
+        )
+    if not any(bool(store[number].loss_mask_T[2:].any()) for number in documents):
+        raise EagleError(
+            f"none of the {len(documents)} training documents of {store.directory} has a supervised (assistant) token; "
+            "check the loss mask with `eagle data inspect RECIPE`"
+        )
+    return Order(
+        documents=tuple(documents),
+        lengths=tuple(int(store.lengths[number]) for number in documents),
+        global_batch=recipe.train.batch_size * recipe.train.gradient_accumulation * processes,
+        seed=recipe.train.seed,
+    )
+
+
+def long_enough(store: FeatureStore, split: str) -> list[int]:
+    """The split's documents that have at least one index to train on."""
+    return [number for number in store.split(split) if store.lengths[number] >= SHORTEST]
+
+
+def build_head(recipe: Recipe, *, hidden_size: int) -> EagleHead:
+    """The head in float32 with its initial weights: random, a function of train.seed alone, or those of head.init_from.
+
+    Raises EagleError when the head is not as wide as the store's features.
+    """
+    if recipe.head.init_from is not None:
+        head = load_head(recipe.head.init_from).float()
+        _check_loaded(head, recipe.head, hidden_size)
+    else:
+        config = EagleHeadConfig.for_target(load_config(recipe.target), fc_bias=recipe.head.fc_bias)
+        if config.hidden_size != hidden_size:
+            raise EagleError(
+                f"the feature store has features of size {hidden_size}, but {recipe.target.model} has hidden size "
+                f"{config.hidden_size}: it is another target's; set target.model back, or choose another output_dir"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.train.seed)
+            head = EagleHead(config).float()
+    return head.requires_grad_(True).train()
+
+
+def _check_loaded(head: EagleHead, config: HeadConfig, hidden_size: int) -> None:
+    if head.config.hidden_size != hidden_size:
+        raise EagleError(
+            f"head.init_from {config.init_from} has hidden size {head.config.hidden_size}, the store's features have "
+            f"{hidden_size}: it is a head for another target; give one of that width, or set head.init_from to null"
+        )
+    if head.config.fc_bias != config.fc_bias:
+        raise EagleError(
+            f"head.fc_bias is {config.fc_bias}, but the head {config.init_from} (head.init_from) has "
+            f"fc_bias {head.config.fc_bias}; set head.fc_bias to {head.config.fc_bias}"
+        )
+
+
+def store_fingerprint(store: FeatureStore) -> str:
+    """A hash of what a run learns from: the target's identity and every shard's bytes."""
+    shards = [(shard["sha256"], shard["split"]) for shard in store.manifest["shards"]]
+    text = json.dumps([store.manifest.get("target"), shards], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) -> dict[str, Any]:
+    """What a run may not change when it resumes: flat, by recipe key where there is one."""
+    train = {key: value for key, value in as_dict(recipe.train).items() if key not in FREE}
+    if recipe.train.schedule != "constant":
+        train["epochs/max_steps (total steps, which shape the schedule)"] = total
+    return {
+        **{f"head.{key}": value for key, value in as_dict(recipe.head).items()},
+        **{f"train.{key}": value for key, value in train.items()},
+        "train.batch_size x train.gradient_accumulation x processes": order.global_batch,
+        "feature store (its target and data)": fingerprint,
+    }
+
+
+def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
+    """Raises EagleError naming each key that differs from the run that wrote `where`."""
+    differing = [key for key in (*now, *(key for key in saved if key not in now)) if saved.get(key) != now.get(key)]
+    if differing:
+        lines = "; ".join(f"{key} was {saved.get(key)!r}, is {now.get(key)!r}" for key in differing)
+        raise EagleError(
+            f"{where} is of a run with another recipe: {lines}; set it back to resume, choose another output_dir, "
+            "or delete the train/ and head/ folders to start over"
+        )
+
+
+def versions() -> dict[str, str]:
+    """The library versions that a head's record keeps."""
+    names: Sequence[str] = ("eagle-draft-toolkit", "torch", "transformers", "accelerate", "safetensors")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
+    """Gives DeepSpeed what it would otherwise take from a data loader or its own config file."""
+    settings = accelerator.state.deepspeed_plugin.deepspeed_config
+    settings["train_micro_batch_size_per_gpu"] = config.batch_size
+    settings["gradient_accumulation_steps"] = config.gradient_accumulation
+    settings["gradient_clipping"] = config.clip_threshold if config.clip == "norm" else 0.0
+    settings["torch_autocast"] = {"enabled": config.precision == "bf16", "dtype": "bfloat16"}
