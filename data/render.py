@@ -1,0 +1,242 @@
+"""Conversation -> token ids with a loss mask, by the boundaries of the chat template's own output.
+
+Nothing is searched for in the text. For each assistant turn k the template renders messages[:k] with its generation
+prompt (what a server feeds the target before that answer) and messages[:k+1] (what stands there after it): the answer
+is the difference. Where every such rendering is a prefix of the whole conversation's, one sample carries all turns.
+Thinking templates rewrite earlier turns, so theirs are not prefixes: then each assistant turn becomes a sample of its
+own, with its history as a server would render it at that moment.
+
+Supervised are the answer's tokens up to and including the token that ends the turn; a newline that the template puts
+after it is not, for the model never generates it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from eagle.data.conversations import Conversation, Message
+from eagle.data.sources import Rejected
+from eagle.errors import EagleError
+
+VERSION = 1
+"""Raised whenever the same conversation would give other ids or another mask: prepared data is then rebuilt."""
+
+REWRITTEN = "the chat template rewrites earlier turns: one sample per assistant turn"
+NOT_RENDERED = "the chat template leaves the reasoning out"
+ADDED = "the chat template adds text to the answers that the data does not have"
+
+_PROBES = ("qzxv", "wkjy")
+"""Two texts that share no letter: where renderings of both agree, the template speaks, not the message."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One training document."""
+
+    input_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    """True where the token is the assistant's (same length)."""
+    turns: int
+    """Assistant turns with at least one supervised token."""
+    cut: bool
+    """Whether max_len shortened it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A conversation's samples: one, or one per assistant turn when the template rewrites history."""
+
+    samples: tuple[Sample, ...]
+    turns_beyond: int
+    """Assistant turns of which nothing was left within max_len."""
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Characters [start, end) of a text are what the assistant wrote; its end-of-turn token begins in [end, until)."""
+
+    start: int
+    end: int
+    until: int
+
+
+class _RenderError(Exception):
+    """Carries (reason, detail) of a conversation that cannot be rendered."""
+
+
+class Renderer:
+    """Renders conversations under one tokenizer, chat template and max_len.
+
+    Raises EagleError for a tokenizer that gives no character offsets, has no chat template, or whose template fails on
+    the plainest conversation.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_len: int):
+        name = tokenizer.name_or_path or type(tokenizer).__name__
+        if not tokenizer.is_fast:
+            raise EagleError(
+                f"the tokenizer of {name} is a slow (Python) one, which gives no character offsets; expected a fast "
+                "one: give a target whose folder has a tokenizer.json (convert_slow_tokenizer in transformers makes it)"
+            )
+        if not tokenizer.chat_template:
+            raise EagleError(f"the tokenizer of {name} has no chat template; set data.chat_template to a Jinja file")
+        if max_len < 2:
+            raise EagleError(f"data.max_len is {max_len}, expected at least 2 tokens")
+        self.tokenizer, self.max_len = tokenizer, max_len
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._end_ids = special | set(tokenizer.all_special_ids)
+        try:
+            self._before, self._after = self._probe_template()
+        except _RenderError as error:
+            raise EagleError(
+                f"the chat template of {name} fails on a user turn and its answer ({error.args[1]}); "
+                "set data.chat_template to a Jinja file that renders them"
+            ) from error
+
+    def render(self, conversation: Conversation) -> Rendered | Rejected:
+        """The samples of a conversation; trailing turns that the assistant has not answered are left out."""
+        messages = list(conversation.messages)
+        while messages and messages[-1]["role"] != "assistant":
+            messages.pop()
+        if not messages:
+            return Rejected(conversation.origin, "no assistant turn", "only a prompt; answer it: eagle data regenerate")
+        try:
+            return self._render(messages, conversation)
+        except _RenderError as error:
+            return Rejected(conversation.origin, *error.args)
+
+    def _render(self, messages: list[Message], conversation: Conversation) -> Rendered:
+        template = functools.partial(self._template, tools=conversation.tools)
+        ends = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [self._turn(messages[: k + 1], template, finished=conversation.finished or k != ends[-1]) for k in ends]
+        notes = list(conversation.notes)
+        if len(messages) < len(conversation.messages):
+            notes.append("trailing turns without an answer were left out")
+        for k, (text, span) in zip(ends, turns, strict=True):
+            answer, reasoning = text[span.start : span.end], messages[k].get("reasoning_content")
+            if reasoning and reasoning.strip() not in answer:
+                notes.append(NOT_RENDERED)
+            added = self._before.strip()
+            if added and answer.startswith(self._before) and not messages[k]["content"].startswith(added):
+                notes.append(ADDED)
+        whole = turns[-1][0]
+        if all(whole.startswith(text) for text, _ in turns[:-1]):
+            samples = [self._sample(whole, [span for _, span in turns])]
+        else:
+            notes.append(REWRITTEN)
+            samples = [self._sample(text, [span]) for text, span in turns]
+        kept = [sample for sample in samples if sample.turns]
+        if not kept:
+            raise _RenderError("no supervised token", f"the first answer starts after max_len = {self.max_len} tokens")
+        beyond = len(turns) - sum(sample.turns for sample in kept)
+        return Rendered(samples=tuple(kept), turns_beyond=beyond, notes=tuple(dict.fromkeys(notes)))
+
+    def _turn(self, messages: list[Message], template: Any, *, finished: bool) -> tuple[str, _Span]:
+        """The text up to the end of an assistant turn, and where in it the answer is."""
+        prompt = template(messages[:-1], generation_prompt=True)
+        text = template(messages, generation_prompt=False)
+        if messages[-1].get("tool_calls"):
+            bare = {key: value for key, value in messages[-1].items() if key != "tool_calls"}
+            if text == template([*messages[:-1], bare], generation_prompt=False):
+                raise _RenderError("the chat template does not render tool calls", f"turn {len(messages)}")
+        if not text.startswith(prompt):
+            text = self._continue_prompt(prompt, text, messages[-1])
+        end = len(text) - len(self._after)
+        if not text.endswith(self._after) or end <= len(prompt):
+            end = self._last_end_token(text, len(prompt))
+        if end <= len(prompt):
+            raise _RenderError("an assistant turn renders to nothing", f"turn {len(messages)}")
+        if not finished:
+            text = text[:end]
+        return text, _Span(len(prompt), end, until=len(text))
+
+    def _continue_prompt(self, prompt: str, text: str, message: Message) -> str:
+        """The generated text behind a generation prompt that opens the answer itself (`<think>` of DeepSeek-R1).
+
+        Such a template drops the reasoning from what it renders; what the target generated stands in the message.
+        """
+        same = _common_prefix(prompt, text)
+        opening, content = prompt[same:], message["content"]
+        if message.get("reasoning_content"):
+            closing = opening.strip().replace("<", "</", 1)
+            content = f"{opening.strip()}\n{message['reasoning_content']}\n{closing}\n\n{content}"
+        if opening.strip() and content.lstrip().startswith(opening.strip()):
+            answer = content.lstrip().removeprefix(opening.strip())
+            if opening[-1:].isspace():
+                answer = answer.lstrip()
+            return prompt + answer.rstrip() + self._after
+        raise _RenderError(
+            "the rendered answer does not continue the generation prompt",
+            f"the generation prompt ends in {prompt[same:][-40:]!r}, the rendered answer begins {text[same:][:40]!r}; "
+            "answers made by this target (eagle data regenerate) or another data.chat_template would do",
+        )
+
+    def _sample(self, text: str, spans: Sequence[_Span]) -> Sample:
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        mask, turns, i = [False] * len(ids), 0, 0
+        offsets: list[tuple[int, int]] = encoded["offset_mapping"]
+        for span in spans:
+            # A token that begins in the prompt is never the model's own, even if it reaches into the answer.
+            while i < len(ids) and offsets[i][0] < span.start:
+                i += 1
+            first = i
+            while i < len(ids) and offsets[i][0] < span.end and i < self.max_len:
+                mask[i] = True
+                i += 1
+            turns += i > first and first < self.max_len
+            self._mark_end_of_turn(ids, offsets, mask, i, until=span.until)
+        cut = len(ids) > self.max_len
+        return Sample(input_ids=tuple(ids[: self.max_len]), loss_mask=tuple(mask[: self.max_len]), turns=turns, cut=cut)
+
+    def _mark_end_of_turn(
+        self, ids: list[int], offsets: list[tuple[int, int]], mask: list[bool], i: int, *, until: int
+    ) -> None:
+        """Supervises from token i through the first special token before character `until`, if there is one."""
+        for j in range(i, len(ids)):
+            if offsets[j][0] >= until:
+                return
+            if ids[j] in self._end_ids:
+                mask[i : j + 1] = [True] * (j + 1 - i)
+                return
+
+    def _last_end_token(self, text: str, start: int) -> int:
+        """Where the last special token behind `start` begins; the text's end if there is none."""
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        places = [a for i, (a, _) in zip(encoded["input_ids"], encoded["offset_mapping"]) if i in self._end_ids]
+        return max((place for place in places if place > start), default=len(text))
+
+    def _template(self, messages: list[Message], *, generation_prompt: bool, tools: Sequence[Any] | None = None) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages,
+                tools=None if tools is None else list(tools),
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise _RenderError("the chat template fails", first) from error
+        return text
+
+    def _probe_template(self) -> tuple[str, str]:
+        """What the template puts between its generation prompt and an answer, and behind the answer."""
+        question: Message = {"role": "user", "content": "a"}
+        prompt = self._template([question], generation_prompt=True)
+        texts = [
+            self._template([question, {"role": "assistant", "content": probe}], generation_prompt=False)
+            for probe in _PROBES
+        ]
+        after = texts[0][len(texts[0]) - _common_prefix(texts[0][::-1], texts[1][::-1]) :]
+        before = texts[0][: _common_prefix(*texts)]
+        return before.removeprefix(prompt) if before.startswith(prompt) else "", after
+
+
+def _common_prefix(a: str, b: str) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
