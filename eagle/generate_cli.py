@@ -1,7 +1,6 @@
 """`eagle generate`: a prompt, a file or standard input, answered as a stream."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from eagle.errors import EagleError
 if TYPE_CHECKING:
     from eagle.config import DecodeConfig, Recipe, TargetConfig
     from eagle.decode import SpeculativeDecoder
+    from eagle.stats import DecodeStats
 
 Messages = list[dict[str, str]]
 
@@ -64,16 +64,17 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def stream_answer(decoder: "SpeculativeDecoder", ids: list[int], *, max_new_tokens: int, stats: bool) -> None:
-    """Prints an answer to standard output as its tokens are accepted; with `stats`, a line on standard error after it."""
+    """Prints an answer to standard output as its tokens are accepted; with `stats`, a line on standard error."""
     import torch
-
-    from eagle.decode import TextStreamer
+    from transformers import TextStreamer
 
     assert decoder.target.tokenizer is not None
+    streamer = TextStreamer(decoder.target.tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids_1T = torch.tensor([ids], device=decoder.target.device)
-    out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, streamer=TextStreamer(decoder.target.tokenizer))
+    out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, streamer=streamer)
     if stats:
-        print(stats_line(out.stats), file=sys.stderr)
+        assert out.stats is not None
+        print(stats_line(out.stats[0]), file=sys.stderr)
 
 
 def answer_one(recipe: "Recipe", question: str, *, max_new_tokens: int) -> None:
@@ -150,20 +151,21 @@ def _what(options: argparse.Namespace) -> "tuple[TargetConfig, str | None, Decod
 def _decoder(
     target: "TargetConfig", head: str | None, decode: "DecodeConfig", chat_template: str | None
 ) -> "SpeculativeDecoder":
-    from eagle.checkpoint import load_head
     from eagle.decode import SpeculativeDecoder
     from eagle.target import Target
 
     loaded = Target.from_config(target, chat_template)
-    return SpeculativeDecoder.from_pretrained(
-        target=loaded,
-        head=None if head is None else load_head(head),
-        budget=decode.budget,
-        top_k=decode.top_k,
-        depth=decode.depth,
-    )
+    return SpeculativeDecoder.from_pretrained(loaded, head, decode=decode)
 
 
-def stats_line(stats: "object") -> str:
+def stats_line(stats: "DecodeStats") -> str:
     """One answer's figures in a line."""
-    return json.dumps(stats)
+    drafted = ""
+    if stats.attempts_per_depth:
+        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_depth)
+        drafted = f", tau {stats.tau:.2f} over {stats.verify_steps} verify steps, acceptance per depth {rates}"
+    return (
+        f"[{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s{drafted}; "
+        f"prefill {stats.prefill_ms:.0f} ms, draft {stats.draft_ms:.0f} ms, verify {stats.verify_ms:.0f} ms, "
+        f"host {stats.host_ms:.0f} ms; ended by {stats.finish_reason}]"
+    )

@@ -1,0 +1,80 @@
+"""Are a method's tokens plain decoding's tokens? Where not, was it a numerical tie?"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from eagle.eval.answers import Request
+from eagle.target import Target
+
+TIE_MARGIN_FLOAT32 = 1e-4
+"""Two logits closer than this may swap places when the same sums are added in another order (float32)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exactness:
+    """Counts over requests of one method against its reference."""
+
+    requests: int
+    equal: int
+    ties: int
+    """Differ, first at a place where the reference's two best logits are a tie."""
+    different: int
+    """Differ otherwise: the method is not lossless here, and no speed-up of it is printed."""
+
+    @property
+    def exact(self) -> bool:
+        return self.different == 0
+
+
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Index of the first token that differs (or that one of the two lacks); None when equal."""
+    for i, (token, expected) in enumerate(zip(tokens, reference, strict=False)):
+        if token != expected:
+            return i
+    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
+
+
+def tie_margin(dtype: torch.dtype, top_logit: float) -> float:
+    """The top-2 logit margin below which a divergence counts as a tie.
+
+    float32: 1e-4. Half precision: two spacings of numbers of the top logit's size, since matrix products of other
+    shapes round differently there.
+    """
+    return TIE_MARGIN_FLOAT32 if dtype == torch.float32 else 2.0 * torch.finfo(dtype).eps * max(abs(top_logit), 1.0)
+
+
+def divergence(
+    target: Target, *, prompt_ids: Sequence[int], tokens: Sequence[int], reference: Sequence[int], versus: str
+) -> dict[str, Any] | None:
+    """Where `tokens` leave `reference`, with the target's top-2 logit margin there; None when they are equal."""
+    index = first_difference(tokens, reference)
+    if index is None:
+        return None
+    ids_1T = torch.tensor([[*prompt_ids, *reference[:index]]], device=target.device)
+    with torch.inference_mode():
+        features_1TH, _ = target.features(ids_1T)
+        logits_V = target.logits(features_1TH[0, -1]).float()
+    top = torch.topk(logits_V, k=2)
+    margin = float(top.values[0] - top.values[1])
+    limit = tie_margin(target.dtype, float(top.values[0]))
+    best = set(top.indices.tolist())
+    both = index < len(tokens) and index < len(reference)
+    return {
+        "versus": versus,
+        "index": index,
+        "token": tokens[index] if index < len(tokens) else None,
+        "expected": reference[index] if index < len(reference) else None,
+        "margin": margin,
+        "tie_below": limit,
+        "tie": both and margin < limit and {tokens[index], reference[index]} <= best,
+    }
+
+
+def exactness(requests: Sequence[Request], method: str) -> Exactness:
+    """Counts equal, tied and different answers of `method` from the divergences noted when they were made."""
+    found: list[Mapping[str, Any]] = [r.divergences[method] for r in requests if method in r.divergences]
+    ties = sum(bool(entry["tie"]) for entry in found)
+    return Exactness(requests=len(requests), equal=len(requests) - len(found), ties=ties, different=len(found) - ties)

@@ -1,0 +1,102 @@
+"""Running the requests of an evaluation: render, ask every method in turn, compare, log."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from eagle.chat import prompt_ids
+from eagle.errors import EagleError
+from eagle.eval.answers import Answer, AnswerLog, Request
+from eagle.eval.exactness import divergence
+from eagle.eval.methods import HF, PLAIN, Method, rotated
+from eagle.eval.prompts import Prompt
+from eagle.progress import ProgressBar
+from eagle.target import Target
+
+WARM_UP_TOKENS = 16
+
+
+class Runner:
+    """Asks every method every request; `methods` must hold `plain`, which all others are compared with."""
+
+    def __init__(
+        self,
+        target: Target,
+        methods: Mapping[str, Method],
+        *,
+        max_new_tokens: int,
+    ):
+        assert PLAIN in methods
+        if target.tokenizer is None:
+            raise EagleError(f"target {target.name} has no tokenizer; load it with one")
+        self.target, self.tokenizer, self.max_new_tokens = target, target.tokenizer, max_new_tokens
+        self.methods = dict(methods)
+
+    def warm_up(self, prompt: Prompt) -> None:
+        """Lets every method answer the first turn, uncounted: allocations, thread pools, caches, compilation."""
+        ids = prompt_ids(self.tokenizer, _messages(prompt, [], turn=0))
+        if self._fits(ids):
+            for method in self.methods.values():
+                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens))
+
+    def answer(self, prompt: Prompt, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
+        """Answers the turns that the log lacks. Returns what was passed over, with the reason."""
+        replies: list[str] = []
+        for turn in range(len(prompt.turns)):
+            request = log.requests.get((prompt.id, turn))
+            if request is None:
+                ids = prompt_ids(self.tokenizer, _messages(prompt, replies, turn=turn))
+                if not self._fits(ids):
+                    bar.advance(len(prompt.turns) - turn)
+                    limit = f"{len(ids)} + {self.max_new_tokens} tokens, the target takes {self.target.max_positions}"
+                    return [{"prompt": prompt.id, "turn": turn, "reason": limit}]
+                request = self._ask(prompt, turn, ids, number=len(log.requests))
+                log.append(request)
+                bar.advance(1)
+            replies.append(self.tokenizer.decode(request.answers[PLAIN].tokens, skip_special_tokens=True))
+        return []
+
+    def _ask(self, prompt: Prompt, turn: int, ids: list[int], *, number: int) -> Request:
+        order = rotated(self.methods, number)
+        answers: dict[str, Answer] = {
+            name: self.methods[name](self._tensor(ids), self.max_new_tokens) for name in order
+        }
+        divergences = {}
+        for name in self.methods:
+            # Plain decoding's own reference is Hugging Face's loop; everybody else's is plain decoding.
+            versus = PLAIN if name not in (PLAIN, HF) else HF
+            if name == HF or versus not in answers:
+                continue
+            found = divergence(
+                self.target,
+                prompt_ids=ids,
+                tokens=answers[name].tokens,
+                reference=answers[versus].tokens,
+                versus=versus,
+            )
+            if found is not None:
+                divergences[name] = found
+        return Request(
+            prompt=prompt.id,
+            turn=turn,
+            category=prompt.category,
+            prompt_tokens=len(ids),
+            order=order,
+            answers=answers,
+            divergences=divergences,
+        )
+
+    def _fits(self, ids: list[int]) -> bool:
+        limit = self.target.max_positions
+        return limit is None or len(ids) + self.max_new_tokens <= limit
+
+    def _tensor(self, ids: list[int]) -> torch.Tensor:
+        return torch.tensor([ids], dtype=torch.int64, device=self.target.device)
+
+
+def _messages(prompt: Prompt, replies: list[str], *, turn: int) -> list[dict[str, str]]:
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    for question, reply in zip(prompt.turns, replies, strict=False):
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    return [*messages, {"role": "user", "content": prompt.turns[turn]}]

@@ -1,0 +1,59 @@
+"""Medians, ratios and their bootstrap intervals."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A median with its bootstrap interval, and the pooled ratio beside it."""
+
+    median: float
+    low: float
+    high: float
+    pooled: float
+    """Ratio of the sums: long requests count for more."""
+    samples: int
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median, None of nothing."""
+    return float(np.median(values)) if len(values) else None
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median: values are drawn with replacement `resamples` times.
+
+    The same values and seed give the same interval. One value gives an interval without width: it says nothing.
+    """
+    assert len(values) > 0
+    assert 0.0 < confidence < 1.0
+    array_n = np.asarray(values, dtype=np.float64)
+    draws_rn = np.random.default_rng(seed).integers(0, len(array_n), size=(resamples, len(array_n)))
+    medians_r = np.median(array_n[draws_rn], axis=1)
+    low, high = np.quantile(medians_r, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def paired_ratio(
+    numerator: Sequence[float],
+    denominator: Sequence[float],
+    *,
+    totals: Sequence[tuple[float, float]],
+    seed: int = 0,
+) -> Estimate | None:
+    """Median over pairs of numerator / denominator with its 95% interval, and the ratio of the summed `totals`.
+
+    None when there is no pair.
+    """
+    assert len(numerator) == len(denominator) == len(totals)
+    if not len(numerator):
+        return None
+    ratios = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
+    low, high = bootstrap_interval(ratios.tolist(), seed=seed)
+    pooled = sum(above for above, _ in totals) / sum(below for _, below in totals)
+    return Estimate(median=float(np.median(ratios)), low=low, high=high, pooled=pooled, samples=len(ratios))

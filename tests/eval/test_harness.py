@@ -1,0 +1,183 @@
+"""The evaluation on a tiny target: fair, exact, resumable, and honest when a method is not exact."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle.checkpoint import save_head
+from eagle.config import Recipe, read_recipe
+from eagle.errors import EagleError
+from eagle.eval import harness, runner
+from eagle.eval.answers import Answer
+from eagle.eval.methods import make_methods, rotated
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from tests.recipes import write_recipe
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """A recipe with a random head where the trained one would lie."""
+    recipe = read_recipe(write_recipe(tmp_path))
+    save_head(random_head(Target.from_config(recipe.target)), recipe.head_dir)
+    return recipe
+
+
+def random_head(target: Target, seed: int = 0) -> EagleHead:
+    torch.manual_seed(seed)
+    return EagleHead(EagleHeadConfig.for_target(target.config))
+
+
+def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
+    recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = harness.evaluate(recipe)
+    assert result == json.loads((recipe.eval_dir / "results.json").read_text())
+    assert list(result["methods"]) == ["hf", "plain", "eagle2", "chain"]
+    assert (result["requests"], result["prompts"], result["errors"]) == (4, 2, [])
+    for name in ("plain", "eagle2", "chain"):
+        row = result["methods"][name]["overall"]
+        assert row["exact"]["different"] == 0
+        assert set(result["methods"][name]["categories"]) == {"a", "b"}
+    tree = result["methods"]["eagle2"]["overall"]
+    assert tree["tau"] >= 1
+    assert tree["speedup_hf"]["low"] <= tree["speedup_hf"]["median"] <= tree["speedup_hf"]["high"]
+    assert result["target"]["weights_sha256"]
+    assert result["recipe"]["decode"]["budget"] == 6
+    assert {"cpu", "cores", "torch_threads", "gpus"} <= set(result["hardware"])
+    assert {"torch", "transformers", "eagle"} <= set(result["versions"])
+    assert result["peak_memory"]["rss_bytes"] > 2**20
+    summary = (recipe.eval_dir / "summary.md").read_text()
+    assert "EAGLE-2 tree" in summary
+    assert "tau" in result["definitions"]
+    printed = capsys.readouterr().out
+    assert "over HF" in printed
+    assert "n-alpha" in printed
+    assert "about 100,000 tokens" in printed, "a small tau is explained"
+
+
+def test_the_resolved_recipe_beside_the_results_reads_back(recipe: Recipe) -> None:
+    harness.evaluate(recipe)
+    assert read_recipe(recipe.eval_dir / "recipe.yaml") == recipe
+
+
+def test_results_of_the_same_head_recipe_and_prompts_are_not_measured_again(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = harness.evaluate(recipe)
+    monkeypatch.setattr(harness, "_measure", lambda *_: pytest.fail("measured again"))
+    assert harness.evaluate(recipe) == first
+
+
+@pytest.mark.parametrize("change", ["head", "prompts", "decode"])
+def test_another_head_other_prompts_or_another_tree_are_measured(recipe: Recipe, change: str, tmp_path: Path) -> None:
+    first = harness.evaluate(recipe)
+    if change == "head":
+        save_head(random_head(Target.from_config(recipe.target), seed=1), recipe.head_dir)
+    elif change == "prompts":
+        (tmp_path / "prompts.jsonl").write_text('{"question_id": 9, "turns": ["something else"]}\n')
+    else:
+        recipe = read_recipe(tmp_path / "recipe.yaml", ["--decode.budget", "4"])
+    second = harness.evaluate(recipe)
+    assert second["identity"] != first["identity"]
+    assert second["created"] >= first["created"]
+
+
+def test_an_interrupted_evaluation_continues_where_it_was_killed(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = runner.Runner._ask
+
+    def counted(self: runner.Runner, prompt: object, turn: int, ids: list[int], *, number: int) -> object:
+        if len(asked) == 3 and "killed" not in asked:
+            asked.append("killed")
+            raise KeyboardInterrupt
+        asked.append(f"{number}")
+        return ask(self, prompt, turn, ids, number=number)
+
+    monkeypatch.setattr(runner.Runner, "_ask", counted)
+    with pytest.raises(KeyboardInterrupt):
+        harness.evaluate(recipe)
+    assert not (recipe.eval_dir / "results.json").exists()
+    result = harness.evaluate(recipe)
+    assert asked == ["0", "1", "2", "killed", "3"]
+    assert result["requests"] == 4
+
+
+def test_later_turns_hold_plain_decodings_own_answers(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    original = runner.prompt_ids
+    seen: list[list[dict[str, str]]] = []
+
+    def noted(tokenizer: object, messages: list[dict[str, str]]) -> list[int]:
+        seen.append(messages)
+        asked.append(original(tokenizer, messages))
+        return asked[-1]
+
+    monkeypatch.setattr(runner, "prompt_ids", noted)
+    harness.evaluate(recipe)
+    lines = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
+    tokenizer = Target.from_config(recipe.target).tokenizer
+    reply = tokenizer.decode(lines[0]["answers"]["plain"]["tokens"], skip_special_tokens=True)
+    second = next(messages for messages in seen if len(messages) == 3)
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[1]["content"] == reply
+
+
+def test_each_method_runs_first_equally_often(recipe: Recipe) -> None:
+    harness.evaluate(recipe)
+    lines = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
+    assert sorted(line["order"][0] for line in lines) == ["chain", "eagle2", "hf", "plain"]
+    assert rotated({"a": 0, "b": 0, "c": 0}, 4) == ["b", "c", "a"]
+
+
+def test_a_method_that_says_other_tokens_is_an_error_row_without_a_ratio(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lying(*args: object, **kwargs: object) -> dict[str, Callable[..., Answer]]:
+        methods = make_methods(*args, **kwargs)
+        honest = methods["eagle2"]
+
+        def lie(ids_1T: torch.Tensor, max_new_tokens: int) -> Answer:
+            answer = honest(ids_1T, max_new_tokens)
+            answer.tokens[1] = (answer.tokens[1] + 1) % 300
+            return answer
+
+        return {**methods, "eagle2": lie}
+
+    monkeypatch.setattr(harness, "make_methods", lying)
+    result = harness.evaluate(recipe)
+    tree = result["methods"]["eagle2"]["overall"]
+    assert tree["speedup_hf"] is None
+    assert tree["speedup_plain"] is None
+    assert result["methods"]["chain"]["overall"]["speedup_plain"] is not None
+    found = [entry for entry in result["divergences"] if entry["method"] == "eagle2"]
+    assert len(found) == 4
+    assert all(entry["index"] == 1 and entry["margin"] > 1e-4 for entry in found)
+    printed = capsys.readouterr().out
+    assert "ERROR: eagle2 is NOT exact: 4 of 4" in " ".join(printed.split())
+
+
+def test_prompts_longer_than_the_context_are_passed_over_and_named(recipe: Recipe, tmp_path: Path) -> None:
+    rows = [{"question_id": 1, "turns": ["hello " * 2000]}, {"question_id": 2, "turns": ["hello"]}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = harness.evaluate(recipe)
+    assert result["requests"] == 1
+    assert [entry["prompt"] for entry in result["skipped"]] == ["prompts/1"]
+    assert "512" in result["skipped"][0]["reason"]
+
+
+def test_a_missing_head_and_a_head_of_another_target_are_explained(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(EagleError, match="train it first"):
+        harness.evaluate(read_recipe(tmp_path / "recipe.yaml", ["--output_dir", str(tmp_path / "elsewhere")]))
+    wide = EagleHeadConfig.for_target(Target.from_config(recipe.target).config)
+    wide.hidden_size = 64
+    save_head(EagleHead(wide), tmp_path / "wide")
+    with pytest.raises(EagleError, match="64"):
+        harness.evaluate(recipe, head=tmp_path / "wide")
