@@ -164,9 +164,7 @@ class _damage_is_reported:  # noqa: N801 - reads as a phrase after `with`
 
         if self.path is not None and isinstance(error, (OSError, EOFError, zlib.error, ArrowException)):
             text = str(error) or type(error).__name__
-            raise EagleError(
-                f"{self.path} cannot be read: {text}; is it whole, and what its name says?"
-            ) from error
+            raise EagleError(f"{self.path} cannot be read: {text}; is it whole, and what its name says?") from error
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -184,11 +182,11 @@ def _line_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
 
 def _parse(line: bytes, *, origin: str) -> Row | Rejected:
     try:
-        return Row(origin, json.loads(line.decode("utf-8")))
+        return Row(origin, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
     except UnicodeDecodeError as error:
         return Rejected(origin, "not UTF-8", f"byte {error.start} of the line")
     except json.JSONDecodeError as error:
-        return Rejected(origin, "not valid JSON", f"{error.msg} at column {error.colno}")
+        return Rejected(origin, "not valid JSON", f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except RecursionError:
         return Rejected(origin, "not valid JSON", "nested too deeply")
 
@@ -223,9 +221,9 @@ def _document_rows(path: Path, *, name: str) -> Iterator[Row]:
                     if at_end and not buffer:
                         return
                     if at_end:
-                        bad = line + error.lineno - 1
+                        bad, problem = line + error.lineno - 1, error.msg.removesuffix(" at")
                         raise EagleError(
-                            f"{path}:{bad} is not valid JSON ({error.msg} at column {error.colno}); "
+                            f"{path}:{bad} is not valid JSON ({problem} at column {error.colno}); "
                             "mend it, or write one row per line (.jsonl)"
                         ) from error
                     buffer += chunk
