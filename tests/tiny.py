@@ -53,8 +53,8 @@ def tiny_model(family: str = "llama", seed: int = 0, **overrides: Any) -> PreTra
     """A random causal LM of `family` in float32: 3 layers, H = 32, V = 384."""
     extra = dict(FAMILIES.get(family, {}))
     model_type = extra.pop("model_type", family)
-    implementation = extra.pop("attn_implementation", "sdpa")
     shape = {**_SHAPE, **extra, **overrides}
+    implementation = shape.pop("attn_implementation", "sdpa")
     if model_type == "gpt2":
         keep = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"}
         shape = {key: value for key, value in shape.items() if key in keep or key in extra or key in overrides}

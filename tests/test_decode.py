@@ -1,0 +1,224 @@
+"""Decoding: token for token what the target says alone, whatever the tree; limits, streaming, refusals."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle.config import DecodeConfig
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from eagle.tree import DraftTree
+from eagle.verify import coupled_walk
+from tests.kernels.test_tree_attention import random_parents
+from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
+
+
+class OracleDrafter:
+    """Random trees in which the target's own continuation is hidden, up to a random depth: many drafts are accepted."""
+
+    def __init__(self, truth: list[int], seed: int, vocab: int):
+        self.truth, self.vocab = truth, vocab
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def reset(self, *, rows: int, capacity: int) -> None:
+        self.seen = 0
+
+    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor) -> None:
+        assert features_BKH.shape[:2] == next_tokens_BK.shape
+        self.seen += next_tokens_BK.shape[1]
+        self.root = next_tokens_BK[:, -1]
+
+    def propose(self) -> DraftTree:
+        nodes = int(torch.randint(1, 90, (1,), generator=self.generator))
+        parents_1N = random_parents(1, nodes, int(torch.randint(0, 10_000, (1,), generator=self.generator)))
+        tree = DraftTree.from_parents(torch.zeros(1, nodes, dtype=torch.int64), parents_1N)
+        order = tree.depths_BN[0].sort(stable=True).indices  # by depth, as drafters make them
+        place = order.argsort()
+        parents = torch.tensor([[-1] + [int(place[parents_1N[0, i]]) for i in order[1:].tolist()]])
+        tokens = torch.randint(3, self.vocab, (1, nodes), generator=self.generator)
+        tokens[0, 0] = self.root
+        node = 0
+        for token in self.truth[self.seen :]:  # hide the truth along one random path
+            children = (parents[0] == node).nonzero().flatten().tolist()
+            if not children:
+                break
+            node = children[int(torch.randint(0, len(children), (1,), generator=self.generator))]
+            tokens[0, node] = token
+        return DraftTree.from_parents(tokens, parents)
+
+
+def oracle(target: Target, ids: torch.Tensor, new: int, seed: int) -> SpeculativeDecoder:
+    plain = SpeculativeDecoder(target).generate(ids, max_new_tokens=new, eos_token_id=[]).sequences[0].tolist()
+    # seen counts pairs; after the prompt it is len(prompt), and the root is plain[len(prompt)].
+    return SpeculativeDecoder(target, OracleDrafter(plain[1:], seed, target.vocab_size))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model(), tiny_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def head(target: Target) -> EagleHead:
+    torch.manual_seed(1)
+    return EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
+
+
+def prompt(length: int = 17, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, 300, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_as_hugging_face_generate(family: str) -> None:
+    """The README's table of families is this test's list."""
+    model = tiny_model(family)
+    target, ids = Target(model), prompt(23)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False, eos_token_id=[])
+    decoder = oracle(target, ids, 60, seed=3)
+    out = decoder.generate(ids, max_new_tokens=60, eos_token_id=[])
+    assert torch.equal(decoder.plain().generate(ids, max_new_tokens=60, eos_token_id=[]).sequences, expected)
+    assert torch.equal(out.sequences, expected)
+    assert out.stats is not None
+    assert out.stats[0].tau > 1.5  # drafts were accepted: the equality above is about trees, not about single steps
+
+
+@given(seed=st.integers(0, 100_000), length=st.integers(1, 40), new=st.integers(1, 50))
+@settings(max_examples=30, deadline=None)
+def test_text_does_not_depend_on_the_trees(target: Target, seed: int, length: int, new: int) -> None:
+    ids = prompt(length, seed)
+    decoder = oracle(target, ids, new, seed)
+    out = decoder.generate(ids, max_new_tokens=new, eos_token_id=[])
+    assert torch.equal(out.sequences, decoder.plain().generate(ids, max_new_tokens=new, eos_token_id=[]).sequences)
+    assert out.sequences.shape[1] == length + new
+
+
+@pytest.mark.parametrize(("budget", "top_k", "depth"), [(60, 10, 6), (8, 3, 4), (6, 1, 5), (5, 4, 1), (70, 12, 8)])
+def test_a_draft_head_does_not_change_the_text(target: Target, head: EagleHead, budget: int, top_k: int, depth: int) -> None:
+    decode = DecodeConfig(budget=budget, top_k=top_k, depth=depth)
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
+    out = decoder.generate(prompt(), max_new_tokens=40, eos_token_id=[])
+    assert torch.equal(out.sequences, decoder.plain().generate(prompt(), max_new_tokens=40, eos_token_id=[]).sequences)
+
+
+def test_the_target_drafting_the_truth_accepts_all_of_it(target: Target) -> None:
+    ids = prompt()
+    truth = SpeculativeDecoder(target).generate(ids, max_new_tokens=21, eos_token_id=[]).sequences[0].tolist()
+
+    class Chain(OracleDrafter):
+        def propose(self) -> DraftTree:
+            tokens = [int(self.root), *self.truth[self.seen : self.seen + 4]]
+            return DraftTree.from_parents(torch.tensor([tokens]), torch.arange(-1, len(tokens) - 1)[None])
+
+    out = SpeculativeDecoder(target, Chain(truth[1:], 0, 384)).generate(ids, max_new_tokens=21, eos_token_id=[])
+    assert out.stats is not None
+    stats = out.stats[0]
+    assert stats.accepted == [4, 4, 4, 4]  # 1 token from the prefill, then 4 x 5
+    assert stats.tau == 5.0
+    assert stats.acceptance_per_depth == [1.0] * 4
+    assert stats.finish_reason == "length"
+
+
+def test_eos_inside_an_accepted_block_ends_the_text_there(target: Target) -> None:
+    ids = prompt()
+    plain = SpeculativeDecoder(target).generate(ids, max_new_tokens=40, eos_token_id=[]).sequences[0, 17:].tolist()
+    eos = plain[23]
+    expected = plain[: plain.index(eos) + 1]
+    decoder = oracle(target, ids, 40, seed=1)
+    out = decoder.generate(ids, max_new_tokens=40, eos_token_id=[eos, 383])
+    assert out.sequences[0, 17:].tolist() == expected
+    assert out.stats is not None
+    assert (out.stats[0].finish_reason, out.stats[0].new_tokens) == ("eos", len(expected))
+    assert out.stats[0].tau_trimmed <= out.stats[0].tau
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 10])
+def test_exactly_max_new_tokens_come_out(target: Target, new: int) -> None:
+    out = oracle(target, prompt(), 10, seed=2).generate(prompt(), max_new_tokens=new, eos_token_id=[])
+    assert out.sequences.shape[1] == 17 + new
+
+
+def test_decoding_up_to_the_last_position_of_a_position_table() -> None:
+    target = Target(tiny_model("gpt2", n_positions=40))
+    decoder = oracle(target, prompt(), 23, seed=4)
+    out = decoder.generate(prompt(), max_new_tokens=23, eos_token_id=[])
+    assert torch.equal(out.sequences, decoder.plain().generate(prompt(), max_new_tokens=23, eos_token_id=[]).sequences)
+    with pytest.raises(EagleError, match="41 positions"):
+        decoder.generate(prompt(), max_new_tokens=24)
+
+
+def test_a_prompt_longer_than_a_prefill_chunk(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences
+    monkeypatch.setattr("eagle.target.PREFILL_CHUNK", 10)
+    assert torch.equal(SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences, expected)
+
+
+def test_streamed_text_is_the_decoded_text(target: Target) -> None:
+    tokenizer = target.tokenizer
+    assert tokenizer is not None
+    decoder = oracle(target, prompt(), 30, seed=5)
+    out = decoder.generate(prompt(), max_new_tokens=30, eos_token_id=[])
+    pieces = list(decoder.stream(prompt(), max_new_tokens=30, eos_token_id=[]))
+    assert "".join(pieces) == tokenizer.decode(out.sequences[0, 17:], skip_special_tokens=True)
+
+
+def test_a_streamer_sees_the_prompt_then_committed_tokens_only(target: Target) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.got: list[torch.Tensor] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(value)
+
+        def end(self) -> None:
+            self.ended = True
+
+    recorder = Recorder()
+    out = oracle(target, prompt(), 30, seed=5).generate(prompt(), max_new_tokens=30, eos_token_id=[], streamer=recorder)
+    assert recorder.ended
+    assert torch.equal(recorder.got[0], prompt())
+    assert torch.cat(recorder.got[1:]).tolist() == out.sequences[0, 17:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"do_sample": True}, "does not support do_sample"),
+        ({"temperature": 0.7}, "does not support temperature"),
+        ({"num_beams": 4}, "does not support num_beams"),
+        ({"max_new_tokens": 0}, "expected at least 1"),
+        ({"max_new_tokens": 600}, "512"),
+        ({"attention_mask": torch.tensor([[0] + [1] * 16])}, "padding"),
+    ],
+)
+def test_what_is_not_supported_is_refused(target: Target, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(EagleError, match=message):
+        SpeculativeDecoder(target).generate(prompt(), **arguments)  # type: ignore[arg-type]
+
+
+def test_tokens_of_another_vocabulary_and_batches_are_refused(target: Target) -> None:
+    with pytest.raises(EagleError, match="outside the target's vocabulary"):
+        SpeculativeDecoder(target).generate(torch.tensor([[5, 9999]]))
+    with pytest.raises(EagleError, match="expected \\[1, T\\]"):
+        SpeculativeDecoder(target).generate(torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_hugging_face_defaults_are_let_through_and_the_model_is_left_as_it_was(target: Target) -> None:
+    before = target.model.config._attn_implementation
+    out = SpeculativeDecoder(target).generate(prompt(), max_new_tokens=5, do_sample=False, num_beams=1, eos_token_id=[])
+    assert target.model.config._attn_implementation == before == "sdpa"
+    expected = target.model.generate(prompt(), max_new_tokens=5, do_sample=False, eos_token_id=[])
+    assert torch.equal(out.sequences, expected)
+
+
+def test_the_walk_takes_only_the_emitted_child() -> None:
+    #        root(0) -> 1 (token 7), 2 (token 8); 1 -> 3 (token 9)
+    tree = DraftTree.from_parents(torch.tensor([[5, 7, 8, 9]]), torch.tensor([[-1, 0, 0, 1]]))
+    says = {0: 7, 1: 9, 3: 4}
+    walk = coupled_walk(tree, 0, lambda row, node: says[node])
+    assert (walk.path, walk.tokens, walk.at_leaf) == ([0, 1, 3], [7, 9, 4], True)
+    walk = coupled_walk(tree, 0, lambda row, node: 9)  # 9 is node 3's token, but not a child of the root
+    assert (walk.path, walk.tokens, walk.at_leaf) == ([0], [9], False)

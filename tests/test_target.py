@@ -1,0 +1,199 @@
+"""Target: features, aux features, identity, the probe's refusals. (Families: tests/test_decode.py.)"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, MambaConfig, MambaForCausalLM, T5Config
+from transformers import AutoModelForSeq2SeqLM, BloomConfig, CONFIG_MAPPING, PreTrainedModel
+
+from eagle.config import TargetConfig
+from eagle.errors import EagleError
+from eagle.loading import load_tokenizer
+from eagle.target import Target, weights_hash
+from eagle.token_layers import TokenLayers
+from tests.tiny import FAMILIES, save_tiny_target, tiny_model
+
+IDS = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_and_aux_features_are_hugging_faces_hidden_states(family: str) -> None:
+    model = tiny_model(family)
+    target = Target(model)
+    expected = model(IDS, output_hidden_states=True)
+    features_BTH, aux_BTA = target.features(IDS, aux_layers=(0, 2))
+    torch.testing.assert_close(features_BTH, expected.hidden_states[-1], rtol=1e-5, atol=1e-5)
+    assert aux_BTA is not None
+    want = torch.cat([expected.hidden_states[0], expected.hidden_states[2]], dim=-1)
+    torch.testing.assert_close(aux_BTA, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(target.logits(features_BTH), expected.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_right_padding_does_not_touch_the_real_tokens() -> None:
+    target = Target(tiny_model())
+    padded = torch.nn.functional.pad(IDS, (0, 9), value=2)
+    torch.testing.assert_close(target.features(padded)[0][:, :20], target.features(IDS)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_ragged_rows_decode_as_if_alone() -> None:
+    target = Target(tiny_model("mistral-window"))
+    lengths = torch.tensor([20, 13])
+    cache = target.new_cache(rows=2, capacity=4)  # grows
+    prefilled = target.prefill(IDS, lengths, cache)
+    tokens = torch.tensor([[7, 8], [9, 10]])
+    depths, ancestors = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[[1], [3]], [[1], [3]]])
+    got = target.tree_forward(tokens, depths, ancestors, cache)
+    for row, length in enumerate(lengths.tolist()):
+        alone = target.features(torch.cat([IDS[row : row + 1, :length], tokens[row : row + 1]], dim=1))[0]
+        torch.testing.assert_close(prefilled[row, :length], alone[0, :length], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got[row], alone[0, length:], rtol=1e-4, atol=1e-4)
+
+
+def test_an_aux_layer_that_does_not_exist_is_named() -> None:
+    with pytest.raises(EagleError, match=r"aux layers \[3\] do not exist; .* 0 .. 2"):
+        Target(tiny_model()).features(IDS, aux_layers=(1, 3))
+
+
+def test_a_fine_tune_has_another_identity() -> None:
+    model = tiny_model()
+    before = weights_hash(model)
+    assert weights_hash(tiny_model()) == before
+    with torch.no_grad():
+        model.get_output_embeddings().weight.add_(1e-3)
+    assert weights_hash(model) != before
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "gemma3_text", "cohere", "granite"])
+def test_token_layers_survive_the_disk(family: str, tmp_path: Path) -> None:
+    target = Target(tiny_model(family))
+    target.tokens.save(tmp_path)
+    loaded = TokenLayers.load(tmp_path)
+    assert torch.equal(loaded.embed(IDS), target.embed(IDS))
+    features = target.features(IDS)[0]
+    assert torch.equal(loaded.logits(features), target.logits(features))
+    (tmp_path / "token_layers.safetensors").write_bytes(b"torn")
+    with pytest.raises(EagleError, match="eagle features"):
+        TokenLayers.load(tmp_path)
+
+
+def _bloom() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4))
+
+
+def _mamba() -> PreTrainedModel:
+    return MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=4))
+
+
+def _t5() -> PreTrainedModel:
+    return AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=300, d_model=32, num_layers=2, d_ff=64, d_kv=8, num_heads=4))
+
+
+def _linear_attention() -> PreTrainedModel:
+    return tiny_model("qwen3_next", linear_num_key_heads=2, linear_num_value_heads=2, num_experts=2, num_experts_per_tok=1)
+
+
+def _dynamic_rope() -> PreTrainedModel:
+    return tiny_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+
+
+def _sinks() -> PreTrainedModel:
+    return tiny_model("gpt_oss", num_local_experts=2, num_experts_per_tok=1, attn_implementation="eager")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_mamba, "recurrent layers"),
+        (_linear_attention, "recurrent layers"),
+        (_t5, "encoder-decoder"),
+        (_dynamic_rope, "dynamic RoPE"),
+        (_bloom, "attention interface|differs from the plain forward"),
+        (_sinks, "attention sinks"),
+    ],
+)
+def test_targets_that_cannot_be_verified_as_a_tree_are_refused_with_the_reason(make: object, reason: str) -> None:
+    assert callable(make)
+    with pytest.raises(EagleError, match=reason):
+        Target(make().eval())
+
+
+class _ScaledLogits(LlamaForCausalLM):
+    """A family whose logits are not lm_head(features), unknown to us."""
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 1.5 + 0.1
+        return output
+
+
+def test_an_unknown_scaling_of_the_logits_is_refused() -> None:
+    model = _ScaledLogits(CONFIG_MAPPING["llama"](vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    with pytest.raises(EagleError, match="logits\\(features\\) differ"):
+        Target(model.eval())
+
+
+def test_a_broken_compaction_would_be_caught_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eagle.cache import TreeCache
+
+    def commit_without_moving(self: TreeCache, path_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        self.lengths_B = self.lengths_B + counts_B
+
+    monkeypatch.setattr(TreeCache, "commit", commit_without_moving)
+    with pytest.raises(EagleError, match="differs from the plain forward"):
+        Target(tiny_model())
+
+
+def test_a_target_loads_from_a_folder(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path / "target")
+    target = Target.from_pretrained(str(tmp_path / "target"), device="cpu")
+    assert target.tokenizer is not None
+    assert target.eos_token_ids == (2,)
+    assert target.dtype == torch.float32
+    half = Target.from_pretrained(str(tmp_path / "target"), device="cpu", dtype="bfloat16")
+    assert half.dtype == torch.bfloat16
+    assert half.identity()["weights_sha256"] != target.identity()["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("./nowhere", "no such folder or file"),
+        ("./nowhere.gguf", "does not exist"),
+        ("owner/unreachable", "HF_HUB_OFFLINE"),
+        ("package:no_such_package/x.gguf", "not installed"),
+        ("package:torch/x.gguf", "holds no file"),
+    ],
+)
+def test_a_target_that_is_not_there_is_one_clear_message(model: str, reason: str) -> None:
+    with pytest.raises(EagleError, match=reason):
+        Target.from_config(TargetConfig(model=model, device="cpu"))
+    with pytest.raises(EagleError, match=reason):
+        load_tokenizer(TargetConfig(model=model))
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path)
+    with pytest.raises(EagleError, match="expected auto, cpu"):
+        Target.from_pretrained(str(tmp_path), device="quantum")
+    if not torch.cuda.is_available():
+        with pytest.raises(EagleError, match="no CUDA device"):
+            Target.from_pretrained(str(tmp_path), device="cuda")
+
+
+def test_a_model_without_a_language_head_is_refused() -> None:
+    bare = tiny_model().model
+    assert isinstance(bare, nn.Module)
+    with pytest.raises(EagleError, match="no LM head"):
+        Target(bare)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_real_model_loads_from_its_package(smollm2: Target) -> None:
+    assert (smollm2.hidden_size, smollm2.num_layers, smollm2.vocab_size) == (576, 30, 49152)
+    assert smollm2.tokenizer is not None
+    text = smollm2.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
