@@ -45,6 +45,12 @@ class Progress:
     """Metrics of the last validation, with its step."""
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Removes what a kill left half written."""
+    for path in directory.glob(f".{PREFIX}*.tmp"):
+        shutil.rmtree(path)
+
+
 def newest(directory: Path) -> Path | None:
     """The last complete checkpoint of a train folder."""
     found = [path for path in directory.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]

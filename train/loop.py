@@ -137,6 +137,7 @@ def _start(
         run.require_same_run(progress.identity, identity, where=str(checkpoint))
         _require_not_past(progress.step, total, str(checkpoint))
     if accelerator.is_main_process:
+        checkpoints.remove_leftovers(recipe.train_dir)
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
     accelerator.gradient_accumulation_steps = config.gradient_accumulation
     if accelerator.distributed_type == DistributedType.DEEPSPEED:

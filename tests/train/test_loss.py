@@ -14,7 +14,9 @@ def _tokens(vocabulary: int = 50, hidden: int = 8) -> TokenLayers:
     return TokenLayers(embedding_VH=weight, lm_head_VH=weight, lm_head_bias_V=bias, logit_softcap=5.0)
 
 
-def _naive(predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: TokenLayers) -> tuple[torch.Tensor, torch.Tensor]:
+def _naive(
+    predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: TokenLayers
+) -> tuple[torch.Tensor, torch.Tensor]:
     regression, classification = torch.zeros(()), torch.zeros(())
     for prediction_H, target_H in zip(predictions_SH, targets_SH, strict=True):
         gap_H = (prediction_H - target_H).abs()

@@ -123,7 +123,7 @@ def test_validation_numbers_equal_their_definitions(
 
 
 class _Oracle:
-    """Predicts the true features up to depth `good` - 1 and zeros after."""
+    """Predicts the true features up to depth `good` - 1 and their negatives (the least likely token) after."""
 
     def __init__(self, document: Document, good: int):
         self.features_TH, self.good = document.features_TH, good
@@ -131,7 +131,7 @@ class _Oracle:
     def __call__(self, features: Any, embeddings: Any, positions_BT: torch.Tensor, attend: Any) -> torch.Tensor:
         depth = int(positions_BT[0, 0])
         true_TH = self.features_TH[1 + depth : 1 + depth + features.shape[1]]
-        return (true_TH if depth < self.good else torch.zeros_like(true_TH))[None]
+        return (true_TH if depth < self.good else -true_TH)[None]
 
 
 def test_a_head_that_knows_the_next_two_features_has_tau_three(tokens: TokenLayers) -> None:

@@ -1,0 +1,94 @@
+"""The program: its exit codes, and several processes doing what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle.config import Recipe, as_dict
+from eagle.train.__main__ import main
+from eagle.train.loop import train
+from tests.train.stores import tiny_recipe, write_tiny_store
+from tests.train.test_step import metrics_of, weights_of
+
+
+def _recipe_file(recipe: Recipe, directory: Path) -> Path:
+    path = directory / "recipe.yaml"
+    path.write_text(json.dumps(as_dict(recipe)))
+    return path
+
+
+def _launch(processes: int, path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path), *overrides]
+    return subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
+
+
+def test_the_program_trains_with_overrides(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path)
+    assert main(["--config", str(_recipe_file(recipe, tmp_path)), "--train.epochs", "1"]) == 0
+    assert json.loads((recipe.head_dir / "training.json").read_text())["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no recipe given"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--config=RECIPE", "--train.lrr", "1"], "did you mean train.lr"),
+        (["--config", "RECIPE"], "eagle features"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(_recipe_file(tiny_recipe(tmp_path), tmp_path))
+    assert main([argument.replace("RECIPE", path) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(2, 1), (1, 2)])
+def test_two_processes_train_like_one(batch_size: int, accumulation: int, tmp_path: Path) -> None:
+    """9 training documents in steps of 4: an epoch's last step leaves shares empty."""
+    keys: dict[str, Any] = dict(epochs=3, clip="norm", schedule="cosine")
+    write_tiny_store(tmp_path / "one", documents=11)
+    one = tiny_recipe(tmp_path / "one", batch_size=4, **keys)
+    train(one)
+    write_tiny_store(tmp_path / "two", documents=11)
+    two = tiny_recipe(tmp_path / "two", batch_size=batch_size, gradient_accumulation=accumulation, **keys)
+    path = _recipe_file(two, tmp_path)
+    finished = _launch(2, path, "--train.max_steps", "9")
+    assert finished.returncode == 0, finished.stderr
+    ours, theirs = metrics_of(two), metrics_of(one)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in ("loss", "grad_norm", "lr", "supervised_tokens", "val_loss", "val_tau", "val_tokens"):
+            assert mine.get(key, 0) == pytest.approx(other.get(key, 0), rel=2e-4), (mine["step"], key)
+        assert mine.get("val_acceptance", []) == pytest.approx(other.get("val_acceptance", []), rel=1e-3)
+    for name, weight in weights_of(two).items():
+        torch.testing.assert_close(weight, weights_of(one)[name], rtol=1e-3, atol=2e-5)
+    again = _launch(2, path)
+    assert again.returncode == 0
+    assert again.stderr.count("is complete") == 1
+
+
+@pytest.mark.slow
+def test_all_processes_stop_when_one_meets_what_is_not_finite(tmp_path: Path) -> None:
+    def spoil(number: int, features_TH: torch.Tensor) -> None:
+        if number == 3:
+            features_TH[5, 0] = float("inf")
+
+    write_tiny_store(tmp_path, spoil=spoil)
+    finished = _launch(2, _recipe_file(tiny_recipe(tmp_path, batch_size=1), tmp_path))
+    assert finished.returncode != 0
+    assert finished.stderr.count("stored features of doc-3 are not finite") == 1
