@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from accelerate import Accelerator, PartialState
 
 from eagle.config import Recipe, TargetConfig, as_dict, read_recipe
@@ -36,7 +37,7 @@ from eagle.data.store import (
     write_manifest,
 )
 from eagle.errors import EagleError
-from eagle.files import write_json
+from eagle.files import atomic_path, write_json
 from eagle.progress import ProgressBar, console
 from eagle.target import Target, load_tokenizer, tokenizer_identity
 
@@ -71,7 +72,8 @@ def extract(recipe: Recipe, accelerator: Accelerator | PartialState | None = Non
         _require_disk(directory, target, recipe, tokens=sum(s.tokens for s in todo), total=int(lengths.sum()))
         _remove_leftovers(directory)
         write_json(directory / "plan.json", identity)
-        write_json(directory / "recipe.json", as_dict(recipe))
+        with atomic_path(directory / "recipe.yaml") as temporary:
+            temporary.write_text(yaml.safe_dump(as_dict(recipe), sort_keys=False), encoding="utf-8")
         target.tokens.save(directory)
     state.wait_for_everyone()
     start = time.monotonic()

@@ -126,7 +126,7 @@ def test_missing_and_unfinished_stores_say_which(tmp_path: Path) -> None:
     with pytest.raises(EagleError, match="there is no feature store here"):
         FeatureStore.open(tmp_path)
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(EagleError, match="did not end.*it resumes"):
+    with pytest.raises(EagleError, match=r"did not end.*it resumes"):
         FeatureStore.open(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 1,')
     with pytest.raises(EagleError, match="not valid JSON"):

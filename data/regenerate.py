@@ -1,0 +1,259 @@
+"""`eagle data regenerate`: the target answers prompts itself, so that the head trains on what the target would say.
+
+Writes JSON lines {"id", "source", "temperature", "finished", "conversations": [{"role", "content"}, ...]} in the order
+in which answers end, and OUTPUT.settings.json beside them. A row's answer depends on the settings and its id only, so
+an interrupted run goes on where it stopped: ids already in the file are passed over, a torn last line is cut off.
+"""
+
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from eagle.chat import prompt_ids
+from eagle.config import Recipe
+from eagle.data.continuous import ContinuousDecoder, Prompt, Row
+from eagle.data.conversations import Conversation, Message, read_conversations
+from eagle.data.sources import SUFFIXES, Rejected
+from eagle.data.store import read_json, require_same
+from eagle.errors import EagleError
+from eagle.files import write_json
+from eagle.loading import tokenizer_identity
+from eagle.progress import ProgressBar, console
+from eagle.target import Target
+
+WRITE_EVERY = 16
+"""Answers per write and fsync: what a kill can lose, besides the answers under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A conversation's beginning, up to its first user turn, and where it is from."""
+
+    prompt: Prompt
+    source: str
+    messages: tuple[Message, ...]
+
+
+def regenerate(recipe: Recipe) -> dict[str, Any]:
+    """Answers the prompts of `data.regenerate` and returns {"rows", "written", "tokens", "seconds"} of this run.
+
+    Raises EagleError for missing prompts, an output file made with other settings, answers that would not fit into the
+    target's positions, and a full disk (what is written stays).
+    """
+    settings = recipe.data.regenerate
+    if not settings.prompts:
+        raise EagleError("data.regenerate.prompts is empty; name the files whose first user turns are to be answered")
+    if not settings.temperatures or min(settings.temperatures) < 0:
+        raise EagleError(f"data.regenerate.temperatures is {settings.temperatures}; expected one or more numbers >= 0")
+    if min(settings.batch_size, settings.max_new_tokens) < 1:
+        raise EagleError("data.regenerate.batch_size and max_new_tokens must be at least 1")
+    output = Path(settings.output or Path(recipe.output_dir) / "regenerated.jsonl")
+    target = Target.from_config(recipe.target, recipe.data.chat_template)
+    assert target.tokenizer is not None
+    limit = settings.max_prompt_tokens + settings.max_new_tokens
+    if target.max_positions is not None and limit > target.max_positions:
+        raise EagleError(
+            f"data.regenerate.max_prompt_tokens + max_new_tokens is {limit}, the target {target.name} has "
+            f"{target.max_positions} positions; lower one of them"
+        )
+    _claim(output, recipe, target)
+    questions = list(_questions(recipe, target.tokenizer))
+    with AnswerFile(output) as file:
+        waiting = [question for question in questions if question.prompt.key not in file.done]
+        if not waiting:
+            _say(f"regenerate: {output} has all {len(questions):,} answers")
+            return {"rows": len(questions), "written": 0, "tokens": 0, "seconds": 0.0}
+        decoder = ContinuousDecoder(
+            target,
+            [question.prompt for question in waiting],
+            batch_size=settings.batch_size,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+            prefill_tokens=recipe.features.batch_tokens,
+        )
+        of_key = {question.prompt.key: question for question in waiting}
+        start, total = time.monotonic(), len(questions)
+        with ProgressBar("regenerate", total=total, done=total - len(waiting), unit="rows") as bar:
+            while decoder.busy:
+                ended = decoder.step()
+                for row in ended:
+                    file.add(_line(of_key[row.prompt.key], row, target))
+                rate = decoder.generated / (time.monotonic() - start)
+                bar.advance(len(ended), note=f"{decoder.live} decoding, {rate:,.0f} tokens/s")
+    seconds = time.monotonic() - start
+    _say(
+        f"regenerate: {output} has {total:,} answers, {len(waiting):,} of them new: {decoder.generated:,} tokens, "
+        f"{decoder.generated / seconds:,.0f} tokens/s"
+    )
+    return {"rows": total, "written": len(waiting), "tokens": decoder.generated, "seconds": seconds}
+
+
+class AnswerFile:
+    """The JSON lines on disk, appended to in small groups. `done`: keys of the rows already there."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.done: set[str] = set()
+        self._lines: list[bytes] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = 0
+        if path.exists():
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):
+                        break  # torn: the process was killed while writing it
+                    self.done.add(self._key(line, number))
+                    whole += len(line)
+            if whole < path.stat().st_size:
+                os.truncate(path, whole)
+
+    def _key(self, line: bytes, number: int) -> str:
+        try:
+            return str(json.loads(line)["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EagleError(
+                f"{self.path}:{number} is not an answer written here ({error}); name another data.regenerate.output"
+            ) from error
+
+    def __enter__(self) -> "AnswerFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.flush()  # after an error or an interrupt, too: answers that ended are kept
+
+    def add(self, line: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+        if len(self._lines) >= WRITE_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Appends what is held, down to the disk; what cannot be written whole is not written at all."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with open(self.path, "ab") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if self.path.exists():
+                os.truncate(self.path, size)
+            raise EagleError(
+                f"cannot write to {self.path} ({error.strerror}); {len(self.done):,} answers are saved. Mend that and "
+                "run the same command again, it goes on from there"
+            ) from error
+        self.done.update(json.loads(line)["id"] for line in lines)
+
+
+def _line(question: Question, row: Row, target: Target) -> dict[str, Any]:
+    assert target.tokenizer is not None
+    ids = row.tokens[:-1] if row.finished else row.tokens
+    # An answer cut inside a character ends in half of it, which decodes to U+FFFD.
+    text = target.tokenizer.decode(ids, skip_special_tokens=True).rstrip("�")
+    return {
+        "id": question.prompt.key,
+        "source": question.source,
+        "temperature": question.prompt.temperature,
+        "finished": row.finished,
+        "conversations": [*question.messages, {"role": "assistant", "content": text}],
+    }
+
+
+def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[Question]:
+    """The prompts, rendered with the generation prompt; prints how many were passed over and why."""
+    settings = recipe.data.regenerate
+    passed: Counter[str] = Counter()
+    keys: Counter[str] = Counter()
+    accepted = 0
+    for row in read_conversations(settings.prompts, split=recipe.data.split):
+        if settings.limit is not None and accepted >= settings.limit:
+            break
+        if isinstance(row, Rejected):
+            passed[row.reason] += 1
+            continue
+        messages = _up_to_first_user(row)
+        try:
+            ids = prompt_ids(tokenizer, messages)
+        except EagleError:
+            if not tokenizer.chat_template:
+                raise
+            passed["the chat template rejects it"] += 1
+            continue
+        if len(ids) > settings.max_prompt_tokens:
+            passed[f"more than {settings.max_prompt_tokens} prompt tokens"] += 1
+            continue
+        source = _stem(row.source)
+        key = row.id if row.id not in keys else f"{source}/{row.id}"  # ids need only be unique within their source
+        keys[key] += 1
+        if keys[key] > 1:
+            passed["whose id is taken"] += 1
+            continue
+        temperature = settings.temperatures[accepted % len(settings.temperatures)]
+        accepted += 1
+        yield Question(
+            prompt=Prompt(key=key, input_ids_T=np.array(ids, dtype=np.int32), temperature=temperature),
+            source=source,
+            messages=tuple(messages),
+        )
+    if not accepted:
+        raise EagleError(f"no prompt of {', '.join(settings.prompts)} can be answered: {_counted(passed)}")
+    if passed:
+        _say(f"regenerate: {accepted:,} prompts; passed over: {_counted(passed)}")
+
+
+def _up_to_first_user(conversation: Conversation) -> Sequence[Message]:
+    roles = [message["role"] for message in conversation.messages]
+    return conversation.messages[: roles.index("user") + 1]
+
+
+def _stem(source: str) -> str:
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        source = source.removesuffix(suffix)
+    return source
+
+
+def _claim(output: Path, recipe: Recipe, target: Target) -> None:
+    """Writes OUTPUT.settings.json, or refuses an output that was begun with other settings."""
+    settings = recipe.data.regenerate
+    assert target.tokenizer is not None
+    identity = {
+        "target": target.identity(),
+        "tokenizer": tokenizer_identity(target.tokenizer),
+        "temperatures": list(settings.temperatures),
+        "max_prompt_tokens": settings.max_prompt_tokens,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+    }
+    path = output.with_name(output.name + ".settings.json")
+    remedy = "name another data.regenerate.output, or delete both files"
+    if path.is_file():
+        require_same(read_json(path), identity, what=f"the answers in {output}", remedy=remedy)
+        return
+    if output.exists() and output.stat().st_size > 0:
+        raise EagleError(f"{output} exists without {path.name}, so its settings are unknown; {remedy}")
+    packages = ("eagle-draft-toolkit", "torch", "transformers", "tokenizers")
+    versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    write_json(path, {**identity, "prompts": list(settings.prompts), "versions": versions})
+
+
+def _counted(passed: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in passed.most_common()) or "there is none"
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False)

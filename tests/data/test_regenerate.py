@@ -1,0 +1,260 @@
+"""Regeneration: each answer depends on its settings and id alone, and an interrupted file is continued, never mixed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
+from eagle.data.continuous import ContinuousDecoder, Prompt, Row, choose_tokens, row_generator
+from eagle.data.conversations import Conversation, read_conversations
+from eagle.data.regenerate import regenerate
+from eagle.errors import EagleError
+from eagle.target import Target
+from tests.tiny import save_tiny_target, tiny_model, write_conversations
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_model())
+
+
+def make_prompts(count: int, temperature: float = 0.0) -> list[Prompt]:
+    rng = np.random.default_rng(0)
+    return [
+        Prompt(
+            key=f"row-{i}",
+            input_ids_T=rng.integers(3, 384, size=int(rng.integers(2, 40))).astype(np.int32),
+            temperature=temperature,
+        )
+        for i in range(count)
+    ]
+
+
+def answers(target: Target, prompts: list[Prompt], *, batch_size: int, **options: Any) -> dict[str, Row]:
+    settings = {"max_new_tokens": 24, "seed": 7} | options
+    decoder = ContinuousDecoder(target, prompts, batch_size=batch_size, **settings)
+    found: dict[str, Row] = {}
+    while decoder.busy:
+        for row in decoder.step():
+            assert row.prompt.key not in found
+            found[row.prompt.key] = row
+    assert decoder.generated == sum(len(row.tokens) for row in found.values())
+    return found
+
+
+def test_greedy_answers_are_those_of_hugging_face_generate(target: Target) -> None:
+    prompts = make_prompts(12)
+    found = answers(target, prompts, batch_size=5)
+    for prompt in prompts:
+        ids_1T = torch.from_numpy(prompt.input_ids_T).long()[None]
+        attention_mask = torch.ones_like(ids_1T)
+        out = target.model.generate(ids_1T, attention_mask=attention_mask, max_new_tokens=24, do_sample=False)
+        expected = out[0, ids_1T.shape[1] :].tolist()
+        assert found[prompt.key].tokens == expected
+        assert found[prompt.key].finished == (expected[-1] in target.eos_token_ids)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("options", [{}, {"prefill_tokens": 50}])
+def test_an_answer_does_not_depend_on_its_batch_mates(target: Target, temperature: float, options: Any) -> None:
+    prompts = make_prompts(40, temperature)
+    alone = answers(target, prompts, batch_size=1)
+    together = answers(target, prompts, batch_size=8, **options)
+    assert len({len(row.tokens) for row in alone.values()}) > 1 or temperature == 0, "rows should end at various steps"
+    assert {key: row.tokens for key, row in alone.items()} == {key: row.tokens for key, row in together.items()}
+
+
+def test_seed_and_row_decide_the_sample(target: Target) -> None:
+    same = [dataclasses.replace(prompt, input_ids_T=np.array([5, 6], np.int32)) for prompt in make_prompts(6, 1.0)]
+    first, again = answers(target, same, batch_size=4), answers(target, same, batch_size=4)
+    other = answers(target, same, batch_size=4, seed=8)
+    texts = [tuple(row.tokens) for row in first.values()]
+    assert len(set(texts)) == 6, "rows draw different noise"
+    assert {key: row.tokens for key, row in again.items()} == {key: row.tokens for key, row in first.items()}
+    assert all(other[key].tokens != row.tokens for key, row in first.items())
+
+
+def test_sampling_follows_the_tempered_distribution() -> None:
+    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0])
+    draws, temperature = 20_000, 0.7
+    prompt = Prompt(key="x", input_ids_T=np.zeros(1, np.int32), temperature=temperature)
+    row = Row(prompt=prompt, noise=row_generator(0, "x"))
+    counts_V = torch.zeros(5)
+    for _ in range(draws // 100):
+        for token in choose_tokens(logits_V.expand(100, 5), [row] * 100):
+            counts_V[token] += 1
+    expected_V = torch.softmax(logits_V / temperature, dim=0) * draws
+    chi_square = ((counts_V - expected_V)[:4] ** 2 / expected_V[:4]).sum()
+    assert counts_V[4] == 0
+    assert chi_square < 16.3  # 3 degrees of freedom, p = 0.001
+
+
+def test_logits_that_are_not_finite_are_refused() -> None:
+    row = Row(prompt=make_prompts(1)[0], noise=row_generator(0, "x"))
+    with pytest.raises(EagleError, match="not finite"):
+        choose_tokens(torch.tensor([[0.0, float("nan")]]), [row])
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    settings = RegenerateConfig(
+        prompts=(str(write_conversations(tmp_path / "chat.jsonl", 30)),),
+        max_new_tokens=16,
+        batch_size=4,
+        max_prompt_tokens=64,
+    )
+    target = TargetConfig(model=str(save_tiny_target(tmp_path / "target")), device="cpu")
+    return Recipe(output_dir=str(tmp_path / "out"), target=target, data=DataConfig(regenerate=settings))
+
+
+def changed(recipe: Recipe, **changes: Any) -> Recipe:
+    settings = dataclasses.replace(recipe.data.regenerate, **changes)
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, regenerate=settings))
+
+
+def output_of(recipe: Recipe) -> Path:
+    return Path(recipe.output_dir) / "regenerated.jsonl"
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row for row in rows}
+
+
+def test_every_prompt_gets_one_answer_that_prepare_can_read(recipe: Recipe) -> None:
+    summary = regenerate(recipe)
+    rows = rows_of(output_of(recipe))
+    asked = list(read_conversations(recipe.data.regenerate.prompts))
+    assert len(rows) == len(asked) == summary["written"] == 30
+    for i, conversation in enumerate(asked):
+        assert isinstance(conversation, Conversation)
+        row = rows[conversation.id]
+        assert row["conversations"][0] == conversation.messages[0]
+        assert [turn["role"] for turn in row["conversations"]] == ["user", "assistant"]
+        assert row["temperature"] == (0.0, 0.7)[i % 2]
+        assert row["source"] == "chat"
+    again = [item for item in read_conversations(str(output_of(recipe))) if isinstance(item, Conversation)]
+    assert {item.id: item.finished for item in again if not item.is_prompt} == {
+        key: row["finished"] for key, row in rows.items() if row["conversations"][-1]["content"].strip()
+    }
+
+
+def test_an_interrupted_file_is_continued_to_the_same_answers(recipe: Recipe) -> None:
+    regenerate(recipe)
+    path = output_of(recipe)
+    whole = rows_of(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:9]) + lines[9][:-20])  # killed while writing the tenth line
+    summary = regenerate(recipe)
+    assert summary["written"] == 21
+    assert rows_of(path) == whole
+    assert path.read_bytes().startswith(b"".join(lines[:9]))
+    assert regenerate(recipe)["written"] == 0
+
+
+def test_answers_that_ended_are_kept_when_the_run_is_interrupted(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, steps = ContinuousDecoder.step, iter(range(30))
+
+    def interrupted(self: ContinuousDecoder) -> list[Row]:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ContinuousDecoder, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            regenerate(recipe)
+    kept = rows_of(output_of(recipe))
+    assert 0 < len(kept) < 30
+    regenerate(recipe)
+    assert rows_of(output_of(recipe)).items() >= kept.items()
+
+
+def test_the_settings_are_recorded_and_others_refused(recipe: Recipe, tmp_path: Path) -> None:
+    regenerate(changed(recipe, limit=4))
+    recorded = json.loads((Path(recipe.output_dir) / "regenerated.jsonl.settings.json").read_text())
+    assert recorded["target"] == Target.from_config(recipe.target).identity()
+    assert recorded["temperatures"] == [0.0, 0.7]
+    with pytest.raises(EagleError, match="seed is 0, expected 1; name another"):
+        regenerate(changed(recipe, seed=1))
+    other = TargetConfig(model=str(save_tiny_target(tmp_path / "other", seed=1)), device="cpu")
+    with pytest.raises(EagleError, match=r"target\.weights_sha256"):
+        regenerate(dataclasses.replace(recipe, target=other))
+    assert regenerate(changed(recipe, batch_size=2))["written"] == 26, (
+        "more rows and another batch size are no hindrance"
+    )
+
+
+def test_another_file_in_the_way_is_not_appended_to(recipe: Recipe) -> None:
+    output_of(recipe).parent.mkdir(parents=True)
+    output_of(recipe).write_text('{"id": "mine"}\n')
+    with pytest.raises(EagleError, match="settings are unknown"):
+        regenerate(recipe)
+    assert output_of(recipe).read_text() == '{"id": "mine"}\n'
+
+
+def test_a_full_disk_leaves_whole_lines(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(100))
+    original = __import__("os").fsync
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) == 3:
+            raise OSError(28, "No space left on device")
+        original(descriptor)
+
+    regenerate(changed(recipe, limit=1))  # settings are written
+    monkeypatch.setattr("eagle.data.regenerate.WRITE_EVERY", 4)
+    monkeypatch.setattr("eagle.data.regenerate.os.fsync", fsync)
+    with pytest.raises(EagleError, match=r"No space left.*answers are saved.*same command again"):
+        regenerate(recipe)
+    assert len(rows_of(output_of(recipe))) == 13
+    monkeypatch.undo()
+    regenerate(recipe)
+    assert len(rows_of(output_of(recipe))) == 30
+
+
+def test_prompts_that_cannot_be_answered_are_counted(recipe: Recipe, tmp_path: Path, capsys: Any) -> None:
+    odd = tmp_path / "odd.jsonl"
+    lines = [
+        {"id": "long", "prompt": "cat " * 300},
+        {"id": "robot", "messages": [{"role": "robot", "content": "hi"}]},
+        {"id": "good", "messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]},
+        {"id": "good", "prompt": "the same id, another source"},
+    ]
+    odd.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps(lines[3]) + "\n")
+    recipe = changed(recipe, prompts=(str(odd), str(other)))
+    regenerate(recipe)
+    rows = rows_of(output_of(recipe))
+    assert set(rows) == {"good", "other/good"}
+    assert [turn["role"] for turn in rows["good"]["conversations"]] == ["system", "user", "assistant"]
+    printed = capsys.readouterr().err
+    assert "1 more than 64 prompt tokens" in printed
+    assert "1 unknown role 'robot'" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prompts": ()}, "prompts is empty"),
+        ({"temperatures": (0.0, -1.0)}, "temperatures"),
+        ({"max_new_tokens": 500}, "512 positions"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_prompt_tokens": 2}, "no prompt of .* can be answered: 30 more than 2 prompt tokens"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(recipe: Recipe, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(EagleError, match=named):
+        regenerate(changed(recipe, **changes))
