@@ -256,8 +256,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise EagleError(f"recipe {path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise EagleError(f"recipe {path} holds {type(values).__name__}, expected a mapping of sections (target: ...)")
-    for key in _unknown_keys(values, Recipe):
-        raise EagleError(f"{path}: {_did_you_mean(key)}")
+    _check_keys(values, Recipe, where=path)
     for argument in overrides:
         key = argument.removeprefix("--").split("=")[0]
         if argument.startswith("--") and key not in _FIELDS:
@@ -290,14 +289,16 @@ def _flat_fields(cls: type, prefix: str = "") -> Iterator[str]:
 _FIELDS = tuple(_flat_fields(Recipe))
 
 
-def _unknown_keys(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
+def _check_keys(values: Mapping[str, Any], cls: type, *, where: Path, prefix: str = "") -> None:
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
     for key, value in values.items():
         kind = fields.get(key)
         if kind is None:
-            yield f"{prefix}{key}"
-        elif dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-            yield from _unknown_keys(value, kind, f"{prefix}{key}.")
+            raise EagleError(f"{where}: {_did_you_mean(f'{prefix}{key}')}")
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            if not isinstance(value, Mapping):
+                raise EagleError(f"{where}: {prefix}{key} is {value!r}, expected a section of keys (key: value lines below it)")
+            _check_keys(value, kind, where=where, prefix=f"{prefix}{key}.")
 
 
 def _did_you_mean(key: str) -> str:
