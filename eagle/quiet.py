@@ -13,7 +13,10 @@ def quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     warnings.filterwarnings("ignore")
     import datasets
+    import torch
     from transformers.utils import logging
 
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, where installed, warns that it found no GPU
     logging.disable_progress_bar()
     datasets.disable_progress_bars()

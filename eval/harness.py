@@ -19,11 +19,11 @@ from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT, AnswerLog
 from eagle.eval.environment import git_commit, hardware, package_version, peak_memory, versions
 from eagle.eval.methods import make_methods
-from eagle.eval.prompts import Prompt, load_prompts, prompts_sha256
+from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
 from eagle.eval.results import print_results, read_results, write_results
 from eagle.eval.runner import Runner
 from eagle.eval.summarise import summarise
-from eagle.progress import ProgressBar
+from eagle.progress import ProgressBar, console
 from eagle.target import Target
 
 
@@ -43,7 +43,7 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     done = read_results(recipe.eval_dir)
     if done is not None and done["identity"] == identity:
         print_results(done)
-        print(f"evaluation: complete in {recipe.eval_dir}; delete that folder to measure again", flush=True)
+        console.print(f"eval: {recipe.eval_dir} is complete; delete that folder to measure again", markup=False)
         return done
     result = _measure(recipe, head_path, prompts, identity)
     write_results(recipe.eval_dir, result)
@@ -77,7 +77,7 @@ def _measure(
     skipped: list[dict[str, Any]] = []
     with AnswerLog(recipe.eval_dir / "answers.jsonl", {**identity, "weights": target.identity()}) as log:
         if log.restarted:
-            print(f"evaluation: {log.path} was of another evaluation; starting afresh", flush=True)
+            console.print(f"eval: {log.path} was of another evaluation; starting afresh", markup=False)
         total = sum(len(prompt.turns) for prompt in prompts)
         with ProgressBar("eval", total=total, unit="requests", done=len(log.requests)) as bar:
             for prompt in prompts[: recipe.eval.warmup_prompts] if len(log.requests) < total else []:

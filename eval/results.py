@@ -22,8 +22,8 @@ SMALL_HEAD_NOTE = (
     "An acceptance length (tau) of about 1.3 is what a head trained on about 100,000 tokens reaches. Published heads "
     'saw tens of millions of tokens and reach 4 to 6: see "How much data a head needs" in the README.'
 )
-_HEADINGS = ("method", "tokens/s", "ms/token", "first token", "tau", "over HF", "over plain", "exact")
-_CATEGORY_HEADINGS = ("category", "requests", "tau", "tokens/s", "over HF", "over plain", "exact")
+_HEADINGS = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
+_CATEGORY_HEADINGS = ("category", "requests", "tau", "tok/s", "over HF", "over plain", "exact")
 
 
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"passed over: {skipped['prompt']}, turn {skipped['turn']} ({skipped['reason']})")
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        "[95% bootstrap interval]"
+        "[95% bootstrap interval]; TTFT: time to first token"
     )
     if tree and tree["tau"] is not None and tree["tau"] < SMALL_TAU:
         lines.append(SMALL_HEAD_NOTE)
@@ -184,9 +184,9 @@ def _exact(counts: Mapping[str, int] | None) -> str:
 
 
 def _rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(cell.replace(" [", "\n[") for cell in row))
     return table

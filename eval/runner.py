@@ -10,7 +10,7 @@ from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.exactness import divergence
 from eagle.eval.methods import HF, PLAIN, Method, rotated
-from eagle.eval.prompts import Prompt
+from eagle.eval.prompt_set import Prompt
 from eagle.progress import ProgressBar
 from eagle.target import Target
 
