@@ -53,7 +53,9 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
         if state[key].shape != expected[key].shape
     ]
     if wrong:
-        raise EagleError(f"head {path}: its tensors disagree with its config.json: {'; '.join(wrong)}; take both from one source")
+        raise EagleError(
+            f"head {path}: its tensors disagree with its config.json: {'; '.join(wrong)}; take both from one source"
+        )
     head.load_state_dict(state)
     head.embed_tokens_VH = embeddings
     return head.to(dtype).eval()
@@ -70,7 +72,9 @@ def save_head(head: EagleHead, folder: str | Path, *, extra: dict[str, Any] | No
 def head_hash(path: str | Path) -> str:
     """SHA-256 over a local head's config and weight files: results record it."""
     folder = _folder(path, None)
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json"
+    )
     return sha256_text("".join(f"{file.name}{sha256_file(file)}" for file in files))
 
 
@@ -109,7 +113,9 @@ def _folder(path: str | Path, revision: str | None) -> Path:
     if folder.is_dir():
         return folder
     try:
-        return Path(snapshot_download(str(path), revision=revision, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+        return Path(
+            snapshot_download(str(path), revision=revision, allow_patterns=["*.json", "*.safetensors", "*.bin"])
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise EagleError(f"head {path}: no such folder, and no such hub id can be reached; give either") from error
 
@@ -129,7 +135,9 @@ def _read_config(folder: Path) -> EagleHeadConfig:
         values.pop(key, None)
     layers = values.get("num_hidden_layers", 1)
     if layers != 1:
-        raise EagleError(f"{file}: num_hidden_layers is {layers}, an EAGLE head has 1; is this the target's own folder?")
+        raise EagleError(
+            f"{file}: num_hidden_layers is {layers}, an EAGLE head has 1; is this the target's own folder?"
+        )
     try:
         return EagleHeadConfig(**values)
     except (TypeError, ValueError) as error:

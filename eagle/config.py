@@ -273,7 +273,9 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def recipe_parser() -> ArgumentParser:
     """The parser behind every stage's `--help` and `--print_config`: `--config RECIPE` and one option per key."""
-    parser = ArgumentParser(exit_on_error=False, description="Keys of a recipe; each can be given as --section.key VALUE.")
+    parser = ArgumentParser(
+        exit_on_error=False, description="Keys of a recipe; each can be given as --section.key VALUE."
+    )
     parser.add_argument("--config", action="config", help="The recipe (YAML).")
     parser.add_class_arguments(Recipe)
     return parser
@@ -297,13 +299,17 @@ def _check_keys(values: Mapping[str, Any], cls: type, *, where: Path, prefix: st
             raise EagleError(f"{where}: {_did_you_mean(f'{prefix}{key}')}")
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             if not isinstance(value, Mapping):
-                raise EagleError(f"{where}: {prefix}{key} is {value!r}, expected a section of keys (key: value lines below it)")
+                raise EagleError(
+                    f"{where}: {prefix}{key} is {value!r}, expected a section of keys (key: value lines below it)"
+                )
             _check_keys(value, kind, where=where, prefix=f"{prefix}{key}.")
 
 
 def _did_you_mean(key: str) -> str:
     near = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(f.name for f in dataclasses.fields(Recipe))}"
+    hint = (
+        f"did you mean {near[0]}?" if near else f"sections are {', '.join(f.name for f in dataclasses.fields(Recipe))}"
+    )
     return f"unknown key {key}; {hint}"
 
 

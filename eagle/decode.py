@@ -91,12 +91,11 @@ class SpeculativeDecoder:
             target = Target.from_pretrained(target, tokenizer, **target_config)
         if head is None:
             return cls(target)
-        if not isinstance(head, EagleHead):
-            head = load_head(head)
-        check_fits(head, target)
-        head = head.to(device=target.device, dtype=target.dtype)
+        loaded = head if isinstance(head, EagleHead) else load_head(head)
+        check_fits(loaded, target)
+        loaded = loaded.to(device=target.device, dtype=target.dtype)
         decode = decode or DecodeConfig()
-        drafter = EagleDrafter(head, target.tokens, budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
+        drafter = EagleDrafter(loaded, target.tokens, budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
         return cls(target, drafter)
 
     def plain(self) -> "SpeculativeDecoder":

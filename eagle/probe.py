@@ -25,7 +25,9 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 def check_architecture(model: PreTrainedModel, config: PreTrainedConfig, name: str) -> None:
     """Raises EagleError for architectures that cannot be verified as a tree, as far as their config tells."""
     if model.config.is_encoder_decoder:
-        raise EagleError(f"target {name} is an encoder-decoder ({type(model).__name__}); a decoder-only causal LM is needed")
+        raise EagleError(
+            f"target {name} is an encoder-decoder ({type(model).__name__}); a decoder-only causal LM is needed"
+        )
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     if "chunked_attention" in other:
         raise EagleError(
@@ -57,7 +59,10 @@ def check_forward(target: "Target") -> None:
     features_1TH, _ = target.features(ids_T[None])
     own = target.logits(features_1TH).to(output.logits.device)
     _compare(
-        target, own, output.logits, "logits(features) differ from the model's own logits (an unknown scaling or soft-capping)"
+        target,
+        own,
+        output.logits,
+        "logits(features) differ from the model's own logits (an unknown scaling or soft-capping)",
     )
     embeddings = target.embed(ids_T[None])
     module = target.model.get_input_embeddings()(ids_T[None].to(target.device))

@@ -17,7 +17,11 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} {task.fields['unit']}/s", style="progress.data.speed")
+        return Text("" if speed is None else f"{_rate(speed)} {task.fields['unit']}/s", style="progress.data.speed")
+
+
+def _rate(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 class ProgressBar:
@@ -30,7 +34,7 @@ class ProgressBar:
     def __init__(self, name: str, *, total: int, unit: str, done: int = 0, quiet: bool = False):
         self.name, self.total, self.unit, self.count = name, total, unit, done
         self._at_start, self._start, self._last_line = done, time.monotonic(), time.monotonic()
-        self._note = ""
+        self._printed, self._note = -1, ""
         self._bar: Progress | None = None
         self._quiet = quiet
         if not quiet and console.is_terminal:
@@ -58,7 +62,7 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif not self._quiet and kind is None:
+        elif not self._quiet and kind is None and self.count != self._printed:
             self._print_line()
 
     def advance(self, units: int, note: str = "") -> None:
@@ -71,12 +75,12 @@ class ProgressBar:
             self._print_line()
 
     def _print_line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._printed = time.monotonic(), self.count
         rate = (self.count - self._at_start) / max(self._last_line - self._start, 1e-9)
         left = (self.total - self.count) / rate if rate > 0 else float("inf")
         eta = "?" if left == float("inf") else f"{int(left) // 60}:{int(left) % 60:02d}"
         print(
-            f"{self.name} {self.count:,}/{self.total:,} {self.unit}, {rate:,.0f} {self.unit}/s, {eta} left {self._note}",
+            f"{self.name} {self.count:,}/{self.total:,} {self.unit}, {_rate(rate)} {self.unit}/s, {eta} left {self._note}",
             file=sys.stderr,
             flush=True,
         )

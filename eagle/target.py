@@ -188,7 +188,9 @@ class Target:
         recorded: dict[int, torch.Tensor] = {}
         outside = [c for c in aux_layers if not 0 <= c < self.num_layers]
         if outside:
-            raise EagleError(f"aux layers {outside} do not exist; {self.name} has hidden states 0 .. {self.num_layers - 1}")
+            raise EagleError(
+                f"aux layers {outside} do not exist; {self.name} has hidden states 0 .. {self.num_layers - 1}"
+            )
 
         def hook(c: int) -> Any:
             def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -232,7 +234,9 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise EagleError(f"{type(decoder).__name__} has no list of {count} decoder layers; this architecture is not supported")
+    raise EagleError(
+        f"{type(decoder).__name__} has no list of {count} decoder layers; this architecture is not supported"
+    )
 
 
 __all__ = ["Target", "load_tokenizer", "tokenizer_identity", "weights_hash"]

@@ -44,8 +44,8 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
         ("trian: {lr: 1}", [], "unknown key trian; did you mean train?"),
         ("", ["--train.lrr", "1"], "unknown key train.lrr; did you mean train.lr?"),
         ("", ["--nothing_like_it", "1"], "sections are output_dir, target, data"),
-        ("train: {lr: fast}", [], 'train.lr'),
-        ("train: {epochs: 1.5}", [], 'train.epochs'),
+        ("train: {lr: fast}", [], "train.lr"),
+        ("train: {epochs: 1.5}", [], "train.epochs"),
         ("data: [a]", [], "data"),
         ("train: {precision: fp8}", [], "train.precision"),
         ("target: {}", [], "target.model"),
@@ -59,7 +59,10 @@ def test_mistakes_are_named(tmp_path: Path, text: str, overrides: list[str], mes
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("a: [", "not valid YAML"), ("- a", "holds list"), ("", "holds NoneType")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "does not exist"), ("a: [", "not valid YAML"), ("- a", "holds list"), ("", "holds NoneType")],
+)
 def test_files_that_are_no_recipe(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "recipe.yaml").write_text(text)

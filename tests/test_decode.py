@@ -76,7 +76,9 @@ def test_every_family_decodes_as_hugging_face_generate(family: str) -> None:
     """The README's table of families is this test's list."""
     model = tiny_model(family)
     target, ids = Target(model), prompt(23)
-    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False, eos_token_id=[])
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False, eos_token_id=[]
+    )
     decoder = oracle(target, ids, 60, seed=3)
     out = decoder.generate(ids, max_new_tokens=60, eos_token_id=[])
     assert torch.equal(decoder.plain().generate(ids, max_new_tokens=60, eos_token_id=[]).sequences, expected)
@@ -96,7 +98,9 @@ def test_text_does_not_depend_on_the_trees(target: Target, seed: int, length: in
 
 
 @pytest.mark.parametrize(("budget", "top_k", "depth"), [(60, 10, 6), (8, 3, 4), (6, 1, 5), (5, 4, 1), (70, 12, 8)])
-def test_a_draft_head_does_not_change_the_text(target: Target, head: EagleHead, budget: int, top_k: int, depth: int) -> None:
+def test_a_draft_head_does_not_change_the_text(
+    target: Target, head: EagleHead, budget: int, top_k: int, depth: int
+) -> None:
     decode = DecodeConfig(budget=budget, top_k=top_k, depth=depth)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
     out = decoder.generate(prompt(), max_new_tokens=40, eos_token_id=[])
@@ -152,7 +156,9 @@ def test_decoding_up_to_the_last_position_of_a_position_table() -> None:
 def test_a_prompt_longer_than_a_prefill_chunk(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences
     monkeypatch.setattr("eagle.target.PREFILL_CHUNK", 10)
-    assert torch.equal(SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences, expected)
+    assert torch.equal(
+        SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences, expected
+    )
 
 
 def test_streamed_text_is_the_decoded_text(target: Target) -> None:

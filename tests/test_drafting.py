@@ -21,7 +21,9 @@ def head(target: Target) -> EagleHead:
 
 
 @torch.inference_mode()
-def log_q_after(head: EagleHead, target: Target, features_LH: torch.Tensor, next_L: list[int], path: list[int]) -> torch.Tensor:
+def log_q_after(
+    head: EagleHead, target: Target, features_LH: torch.Tensor, next_L: list[int], path: list[int]
+) -> torch.Tensor:
     """log q(. | committed text, path): the head's own predictions are the features from the root on."""
     features = features_LH
     for length in range(len(path) + 1):
@@ -32,7 +34,14 @@ def log_q_after(head: EagleHead, target: Target, features_LH: torch.Tensor, next
 
 
 def reference_tree(
-    head: EagleHead, target: Target, features_LH: torch.Tensor, next_L: list[int], *, budget: int, top_k: int, depth: int
+    head: EagleHead,
+    target: Target,
+    features_LH: torch.Tensor,
+    next_L: list[int],
+    *,
+    budget: int,
+    top_k: int,
+    depth: int,
 ) -> dict[tuple[int, ...], float]:
     """path -> log confidence of the nodes that EAGLE-2 keeps."""
     beam: dict[tuple[int, ...], float] = {(): 0.0}

@@ -71,7 +71,18 @@ def test_a_plain_installation_imports_and_leaves_other_names_alone(tmp_path: Pat
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), str(ROOT)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(site),
+            str(ROOT),
+        ],
         check=True,
         cwd=tmp_path,
     )
@@ -89,8 +100,17 @@ def test_a_plain_installation_imports_and_leaves_other_names_alone(tmp_path: Pat
     python = tmp_path / "venv" / "bin" / "python"
     out = subprocess.run([python, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert out.stdout.strip().startswith(str(site))
-    assert "transformers" in subprocess.run(
-        [python, "-c", "import transformers; print(transformers.__name__)"], check=True, cwd=tmp_path, capture_output=True, text=True
-    ).stdout
-    version = subprocess.run([python, "-m", "eagle.cli", "--version"], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (
+        "transformers"
+        in subprocess.run(
+            [python, "-c", "import transformers; print(transformers.__name__)"],
+            check=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )
+    version = subprocess.run(
+        [python, "-m", "eagle.cli", "--version"], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
     assert "0.1" in version.stdout

@@ -5,8 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MambaConfig, MambaForCausalLM, T5Config
-from transformers import AutoModelForSeq2SeqLM, BloomConfig, CONFIG_MAPPING, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BloomConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+)
 
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
@@ -88,11 +97,15 @@ def _mamba() -> PreTrainedModel:
 
 
 def _t5() -> PreTrainedModel:
-    return AutoModelForSeq2SeqLM.from_config(T5Config(vocab_size=300, d_model=32, num_layers=2, d_ff=64, d_kv=8, num_heads=4))
+    return AutoModelForSeq2SeqLM.from_config(
+        T5Config(vocab_size=300, d_model=32, num_layers=2, d_ff=64, d_kv=8, num_heads=4)
+    )
 
 
 def _linear_attention() -> PreTrainedModel:
-    return tiny_model("qwen3_next", linear_num_key_heads=2, linear_num_value_heads=2, num_experts=2, num_experts_per_tok=1)
+    return tiny_model(
+        "qwen3_next", linear_num_key_heads=2, linear_num_value_heads=2, num_experts=2, num_experts_per_tok=1
+    )
 
 
 def _dynamic_rope() -> PreTrainedModel:
@@ -130,7 +143,9 @@ class _ScaledLogits(LlamaForCausalLM):
 
 
 def test_an_unknown_scaling_of_the_logits_is_refused() -> None:
-    model = _ScaledLogits(CONFIG_MAPPING["llama"](vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    model = _ScaledLogits(
+        CONFIG_MAPPING["llama"](vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    )
     with pytest.raises(EagleError, match="logits\\(features\\) differ"):
         Target(model.eval())
 

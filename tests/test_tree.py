@@ -16,7 +16,11 @@ def test_no_chosen_node_lacks_its_parent_even_with_ties(candidates: int, count: 
     generator = torch.Generator().manual_seed(seed)
     scores: list[float] = []
     for parent in parents:
-        log_q = 0.0 if ties and torch.rand(1, generator=generator) < 0.7 else float(torch.rand(1, generator=generator).log())
+        log_q = (
+            0.0
+            if ties and torch.rand(1, generator=generator) < 0.7
+            else float(torch.rand(1, generator=generator).log())
+        )
         scores.append((scores[parent] if parent >= 0 else 0.0) + log_q)
     chosen = best_connected(torch.tensor([scores]), min(count, candidates))[0].tolist()
     assert chosen == sorted(set(chosen))

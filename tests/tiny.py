@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB = 384
 CHATML = (
@@ -100,12 +100,31 @@ def save_tiny_target(directory: Path, family: str = "llama", **overrides: Any) -
 
 def write_conversations(path: Path, count: int, *, words: int = 12, turns: int = 1) -> Path:
     """Writes `count` conversations (messages shape) of varying length as JSONL."""
-    vocabulary = "the cat sat on mat and said hello to dog what is capital of France Paris".split()
+    vocabulary = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "mat",
+        "and",
+        "said",
+        "hello",
+        "to",
+        "dog",
+        "what",
+        "is",
+        "capital",
+        "of",
+        "France",
+        "Paris",
+    ]
     with open(path, "w", encoding="utf-8") as file:
         for i in range(count):
             messages = []
             for turn in range(turns):
-                take = [vocabulary[(i * 7 + turn * 3 + k * (1 + i % 5)) % len(vocabulary)] for k in range(words + i % 9)]
+                take = [
+                    vocabulary[(i * 7 + turn * 3 + k * (1 + i % 5)) % len(vocabulary)] for k in range(words + i % 9)
+                ]
                 messages.append({"role": "user", "content": " ".join(take[: 3 + i % 4])})
                 messages.append({"role": "assistant", "content": " ".join(take)})
             file.write(json.dumps({"id": f"row-{i}", "messages": messages}) + "\n")

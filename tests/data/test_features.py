@@ -59,7 +59,7 @@ def launch(recipe: Recipe, *, processes: int = 1, extra: tuple[str, ...] = ()) -
     path = Path(recipe.output_dir) / "recipe.json"  # JSON is YAML
     write_json(path, as_dict(recipe))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "eagle.data.features", "--config", str(path)]
     return subprocess.Popen(
         [*command, *extra], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -13,7 +13,9 @@ from eagle.tree import ancestry
 def random_parents(rows: int, nodes: int, seed: int) -> torch.Tensor:
     """Parents come first; node 0 is the root."""
     generator = torch.Generator().manual_seed(seed)
-    parents = [[-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)] for _ in range(rows)]
+    parents = [
+        [-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)] for _ in range(rows)
+    ]
     return torch.tensor(parents)
 
 
@@ -40,7 +42,9 @@ def test_ancestor_bits_name_exactly_the_path_to_the_root(nodes: int, rows: int, 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
-def test_every_node_attends_as_if_its_path_were_the_whole_text(window: int | None, softcap: float | None, heads: int, kv_heads: int) -> None:
+def test_every_node_attends_as_if_its_path_were_the_whole_text(
+    window: int | None, softcap: float | None, heads: int, kv_heads: int
+) -> None:
     torch.manual_seed(0)
     rows, nodes, d = 3, 9, 8
     lengths = [0, 3, 11]

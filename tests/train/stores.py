@@ -13,18 +13,18 @@ from eagle.data.store import shard_path, write_manifest, write_shard
 from eagle.token_layers import TokenLayers
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 
-SMALL = dict(
-    epochs=4,
-    batch_size=2,
-    lr=3e-3,
-    warmup_steps=2,
-    precision="fp32",
-    eval_every=4,
-    save_every=3,
-    log_every=1,
-    chain_depth=3,
-    noise=0.05,
-)
+SMALL: dict[str, Any] = {
+    "epochs": 4,
+    "batch_size": 2,
+    "lr": 3e-3,
+    "warmup_steps": 2,
+    "precision": "fp32",
+    "eval_every": 4,
+    "save_every": 3,
+    "log_every": 1,
+    "chain_depth": 3,
+    "noise": 0.05,
+}
 
 
 def tiny_recipe(directory: Path, *, init_from: str | None = None, **train: Any) -> Recipe:

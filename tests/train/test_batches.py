@@ -1,5 +1,6 @@
 """The order of the documents, their split into micro-steps, the alignment of a batch, and its noise."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_an_epoch_takes_every_document_once_and_the_next_in_another_order() -> N
     assert order.steps_per_epoch == 3
     epochs = [[order.step_documents(step) for step in range(first, first + 3)] for first in (0, 3)]
     for epoch in epochs:
-        assert sorted(sum(epoch, [])) == list(range(23))
+        assert sorted(chain.from_iterable(epoch)) == list(range(23))
         assert [len(step) for step in epoch] == [8, 8, 7]
     assert epochs[0] != epochs[1]
     assert epochs[0] != [_order(seed=6).step_documents(step) for step in range(3)]
@@ -81,7 +82,7 @@ def test_processes_and_micro_steps_share_out_the_same_step(micro_steps: int, pro
             for m in range(micro_steps)
             for p in range(processes)
         ]
-        assert sum(shares, []) == order.step_documents(step)
+        assert list(chain.from_iterable(shares)) == order.step_documents(step)
         assert max(map(len, shares)) <= -(-8 // (micro_steps * processes))
 
 

@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -60,7 +63,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(2, 1), (1, 2)])
 def test_two_processes_train_like_one(batch_size: int, accumulation: int, tmp_path: Path) -> None:
     """9 training documents in steps of 4: an epoch's last step leaves shares empty."""
-    keys: dict[str, Any] = dict(epochs=3, clip="norm", schedule="cosine")
+    keys: dict[str, Any] = {"epochs": 3, "clip": "norm", "schedule": "cosine"}
     write_tiny_store(tmp_path / "one", documents=11)
     one = tiny_recipe(tmp_path / "one", batch_size=4, **keys)
     train(one)
@@ -92,3 +95,29 @@ def test_all_processes_stop_when_one_meets_what_is_not_finite(tmp_path: Path) ->
     finished = _launch(2, _recipe_file(tiny_recipe(tmp_path, batch_size=1), tmp_path))
     assert finished.returncode != 0
     assert finished.stderr.count("stored features of doc-3 are not finite") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None or which("c++") is None, reason="needs DeepSpeed and a C++ compiler")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_deepspeed_zero2_trains_and_resumes_like_a_plain_run(processes: int, tmp_path: Path) -> None:
+    write_tiny_store(tmp_path / "plain")
+    plain = tiny_recipe(tmp_path / "plain", clip="norm", gradient_accumulation=2, epochs=3)
+    train(plain)
+    write_tiny_store(tmp_path / "zero")
+    zero = tiny_recipe(
+        tmp_path / "zero", clip="norm", gradient_accumulation=2, epochs=3, batch_size=2 // processes, max_steps=3
+    )
+    path = _recipe_file(zero, tmp_path)
+    config = str(files("eagle") / "configs" / "accelerate" / "zero2.yaml")
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", str(processes)]
+    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for overrides in ([], ["--train.max_steps", "6"]):
+        finished = subprocess.run([*command, *overrides], env=environment, timeout=500, capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+    assert list(zero.train_dir.glob("checkpoint-*/pytorch_model/zero_pp_rank_0*")), "DeepSpeed did the work"
+    for name, weight in weights_of(zero).items():
+        torch.testing.assert_close(weight, weights_of(plain)[name], rtol=1e-3, atol=2e-5)
+    refused = subprocess.run([*command, "--train.clip", "value"], env=environment, capture_output=True, text=True)
+    assert refused.stderr.count("set train.clip to norm") == 1

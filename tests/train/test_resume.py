@@ -21,7 +21,7 @@ from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     pass
 
 
@@ -32,11 +32,11 @@ def _interrupt_after(step: int, recipe: Recipe) -> None:
     def record(training: Any, *arguments: Any) -> None:
         real(training, *arguments)
         if training.progress.step == step:
-            raise Interrupted
+            raise InterruptedRunError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_record", record)
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedRunError):
             train(recipe)
 
 
@@ -54,9 +54,14 @@ def _same_run(ours: Recipe, theirs: Recipe) -> None:
         assert torch.equal(weight, weights_of(theirs)[name]), name
 
 
-SETTINGS: dict[str, Any] = dict(
-    epochs=2, save_every=3, log_every=2, schedule="cosine", clip="norm", gradient_accumulation=2
-)
+SETTINGS: dict[str, Any] = {
+    "epochs": 2,
+    "save_every": 3,
+    "log_every": 2,
+    "schedule": "cosine",
+    "clip": "norm",
+    "gradient_accumulation": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +167,7 @@ def test_a_changed_recipe_is_refused_with_each_key_and_the_remedy(tmp_path: Path
     values = json.loads(manifest.read_text())
     values["target"]["model"] = "another"
     manifest.write_text(json.dumps(values))
-    with pytest.raises(EagleError, match="feature store"):
+    with pytest.raises(EagleError, match=r"feature store"):
         train(recipe)
 
 
@@ -176,7 +181,7 @@ def test_more_steps_and_other_reporting_are_no_change_under_a_constant_schedule(
     train(with_train(part, max_steps=None, log_every=1, eval_every=2, keep_checkpoints=1, project="other"))
     for name, weight in weights_of(whole).items():
         assert torch.equal(weight, weights_of(part)[name])
-    with pytest.raises(EagleError, match="is at step 12, but the recipe ends at step 5"):
+    with pytest.raises(EagleError, match=r"is at step 12, but the recipe ends at step 5"):
         train(part)
 
 
@@ -184,7 +189,7 @@ def test_more_steps_under_a_schedule_that_ends_are_refused(tmp_path: Path) -> No
     write_tiny_store(tmp_path)
     recipe = tiny_recipe(tmp_path, epochs=1, schedule="linear")
     train(recipe)
-    with pytest.raises(EagleError, match="total steps.* was 4, is 8"):
+    with pytest.raises(EagleError, match=r"total steps.* was 4, is 8"):
         train(with_train(recipe, epochs=2))
 
 
@@ -194,7 +199,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     _interrupt_after(7, recipe)
     broken = recipe.train_dir / "checkpoint-00000006" / "optimizer.bin"
     broken.write_bytes(broken.read_bytes()[:100])
-    with pytest.raises(EagleError, match="checkpoint-00000006 cannot be loaded .*resume from the one before"):
+    with pytest.raises(EagleError, match=r"checkpoint-00000006 cannot be loaded .*resume from the one before"):
         train(recipe)
 
 
@@ -210,7 +215,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pyte
         real(path)
 
     monkeypatch.setattr(checkpoints, "_sync_files", full)
-    with pytest.raises(EagleError, match="the disk is full.*last whole checkpoint is untouched"):
+    with pytest.raises(EagleError, match=r"the disk is full.*last whole checkpoint is untouched"):
         train(recipe)
     assert checkpoints.newest(recipe.train_dir) == recipe.train_dir / "checkpoint-00000003"
     train(recipe)
