@@ -98,7 +98,7 @@ def save(directory: Path, progress: Progress, accelerator: Accelerator, model: t
 
 @contextmanager
 def disk_full_is_an_error(state: str) -> Iterator[None]:
-    """Turns "no space left" and "quota exceeded" into an EagleError that ends with `state`: what is saved, the remedy."""
+    """Turns "no space left" and "over quota" into an EagleError that ends with `state`: what is saved, what to do."""
     try:
         yield
     except OSError as error:

@@ -165,5 +165,6 @@ def configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     settings["train_micro_batch_size_per_gpu"] = config.batch_size
     settings["gradient_accumulation_steps"] = config.gradient_accumulation
+    settings["train_batch_size"] = config.batch_size * config.gradient_accumulation * accelerator.num_processes
     settings["gradient_clipping"] = config.clip_threshold if config.clip == "norm" else 0.0
     settings["torch_autocast"] = {"enabled": config.precision == "bf16", "dtype": "bfloat16"}
