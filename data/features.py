@@ -39,6 +39,7 @@ from eagle.data.store import (
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
 from eagle.progress import ProgressBar, console
+from eagle.quiet import quieten
 from eagle.target import Target, load_tokenizer, tokenizer_identity
 
 
@@ -79,7 +80,7 @@ def extract(recipe: Recipe, accelerator: Accelerator | PartialState | None = Non
     start = time.monotonic()
     try:
         mine = [shard for shard in shards if shard.number % state.num_processes == state.process_index]
-        _write_shards(recipe, target, directory, mine)
+        write_shards(recipe, target, directory, mine, quiet=not state.is_main_process)
         state.wait_for_everyone()
         if state.is_main_process:
             sidecars = [finished_shard(shard_path(directory, shard.number)) for shard in shards]
@@ -102,13 +103,14 @@ def extract(recipe: Recipe, accelerator: Accelerator | PartialState | None = Non
     return manifest
 
 
-def _write_shards(recipe: Recipe, target: Target, directory: Path, shards: Sequence[ShardPlan]) -> None:
-    """Computes and writes those of `shards` that are not there yet."""
+def write_shards(
+    recipe: Recipe, target: Target, directory: Path, shards: Sequence[ShardPlan], *, quiet: bool = False
+) -> None:
+    """Computes and writes those of `shards` that are not there yet; quiet: without a progress bar."""
     todo = [shard for shard in shards if finished_shard(shard_path(directory, shard.number)) is None]
     capacity = max((shard.tokens for shard in todo), default=0)
     buffers = [ShardBuffer(recipe, target, capacity) for _ in range(min(2, len(todo)))]
     total = sum(shard.tokens for shard in shards)
-    quiet = not PartialState().is_main_process
     bar = ProgressBar("features", total=total, done=total - sum(s.tokens for s in todo), unit="tokens", quiet=quiet)
     writing: Future[Any] | None = None
     with ThreadPoolExecutor(1, "shard-writer") as pool, bar:
@@ -235,6 +237,7 @@ def _say(text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """`--config RECIPE [--section.key value ...]`; returns the exit code: 2 for a mistake the user can mend."""
+    quieten()
     try:
         recipe = read_recipe(*config_and_overrides(arguments))
         extract(recipe)

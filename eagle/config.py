@@ -52,7 +52,7 @@ class RegenerateConfig:
     temperatures: tuple[float, ...] = (0.0, 0.7)
     """Row i is answered at temperatures[i % len]; 0 is greedy."""
     batch_size: int = 32
-    """Rows decoded together; a row that ends makes room for the next."""
+    """Rows decoded together; a row that ends makes room for the next. More rows are faster while their cache fits."""
     seed: int = 0
     """Row i draws from a generator seeded by (seed, row id): its answer does not depend on its batch mates."""
 

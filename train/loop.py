@@ -1,7 +1,6 @@
 """Training a head: `train(recipe)`, the code behind `eagle train RECIPE` and `accelerate launch -m eagle.train`."""
 
 import collections
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from transformers.utils.logging import disable_progress_bar
 from eagle.checkpoint import save_head
 from eagle.config import Recipe, as_dict
 from eagle.data.store import FeatureStore
-from eagle.errors import EagleError
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, run
@@ -40,7 +38,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     total = total_steps(recipe.train, order.steps_per_epoch)
     identity = run.run_identity(recipe, fingerprint=run.store_fingerprint(store), order=order, total=total)
     say = _say if accelerator.is_main_process else _silent
-    if _finished(recipe, identity, total):
+    if run.finished(recipe, identity, total):
         say(f"train: {recipe.head_dir} is complete ({total} steps)")
         return recipe.head_dir
     if 0 < total <= recipe.train.warmup_steps:
@@ -99,29 +97,6 @@ def _silent(text: str) -> None:
     pass
 
 
-def _finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
-    """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's."""
-    record = recipe.head_dir / "training.json"
-    if not record.is_file():
-        return False
-    try:
-        values = json.loads(record.read_text(encoding="utf-8"))
-        saved, step = values["identity"], values["step"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
-    run.require_same_run(saved, identity, where=str(recipe.head_dir))
-    _require_not_past(step, total, str(recipe.head_dir))
-    return bool(step == total)
-
-
-def _require_not_past(step: int, total: int, where: str) -> None:
-    if step > total:
-        raise EagleError(
-            f"{where} is at step {step}, but the recipe ends at step {total}; raise train.max_steps (or train.epochs), "
-            "choose another output_dir, or delete the train/ and head/ folders to start over"
-        )
-
-
 def _start(
     recipe: Recipe, accelerator: Accelerator, store: FeatureStore, order: Order, total: int, identity: dict[str, Any]
 ) -> Training:
@@ -135,7 +110,7 @@ def _start(
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)
         run.require_same_run(progress.identity, identity, where=str(checkpoint))
-        _require_not_past(progress.step, total, str(checkpoint))
+        run.require_not_past(progress.step, total, str(checkpoint))
     if accelerator.is_main_process:
         checkpoints.remove_leftovers(recipe.train_dir)
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))

@@ -39,13 +39,15 @@ class _SoftCrossEntropy(torch.autograd.Function):
         gradients = []
         rows = max(1, CHUNK_ELEMENTS // tokens.vocab_size)
         for student_CH, teacher_CH in zip(predictions_SH.split(rows), targets_SH.split(rows), strict=True):
-            teacher_CV = tokens.logits(teacher_CH).float().softmax(dim=-1)
+            p_CV = tokens.logits(teacher_CH).float().softmax(dim=-1)
             with torch.enable_grad():
                 student_CH = student_CH.detach().requires_grad_()
-                loss = functional.cross_entropy(tokens.logits(student_CH).float(), teacher_CV, reduction="sum")
+                logits_CV = tokens.logits(student_CH)
+            log_q_CV = logits_CV.detach().float().log_softmax(dim=-1)
+            total = total - torch.einsum("cv,cv->c", p_CV, log_q_CV).sum()
             if ctx.needs_input_grad[0]:
-                gradients.append(torch.autograd.grad(loss, student_CH)[0])
-            total = total + loss.detach()
+                slope_CV = log_q_CV.exp_().sub_(p_CV)  # d loss / d logits = q - p
+                gradients.append(torch.autograd.grad(logits_CV, student_CH, slope_CV.to(logits_CV.dtype))[0])
         if gradients:
             ctx.save_for_backward(torch.cat(gradients))
         return total

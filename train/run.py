@@ -161,6 +161,30 @@ def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
         )
 
 
+def finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
+    """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's."""
+    record = recipe.head_dir / "training.json"
+    if not record.is_file():
+        return False
+    try:
+        values = json.loads(record.read_text(encoding="utf-8"))
+        saved, step = values["identity"], values["step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
+    require_same_run(saved, identity, where=str(recipe.head_dir))
+    require_not_past(step, total, str(recipe.head_dir))
+    return bool(step == total)
+
+
+def require_not_past(step: int, total: int, where: str) -> None:
+    """Raises EagleError when a run has gone further than the recipe asks."""
+    if step > total:
+        raise EagleError(
+            f"{where} is at step {step}, but the recipe ends at step {total}; raise train.max_steps (or train.epochs), "
+            "choose another output_dir, or delete the train/ and head/ folders to start over"
+        )
+
+
 def versions() -> dict[str, str]:
     """The library versions that a head's record keeps."""
     names: Sequence[str] = ("eagle-draft-toolkit", "torch", "transformers", "accelerate", "safetensors")

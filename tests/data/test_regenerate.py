@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from eagle.chat import prompt_ids
 from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
 from eagle.data.continuous import ContinuousDecoder, Prompt, Row, choose_tokens, row_generator
 from eagle.data.conversations import Conversation, read_conversations
@@ -258,3 +259,20 @@ def test_prompts_that_cannot_be_answered_are_counted(recipe: Recipe, tmp_path: P
 def test_settings_that_cannot_work_are_refused(recipe: Recipe, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(EagleError, match=named):
         regenerate(changed(recipe, **changes))
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_real_model_answers_as_hugging_face_generate(smollm2: Target) -> None:
+    assert smollm2.tokenizer is not None
+    questions = ["What is the capital of France?", "Count to ten.", "Why is the sky blue?", "Hi"]
+    prompts = []
+    for question in questions:
+        ids = prompt_ids(smollm2.tokenizer, [{"role": "user", "content": question}])
+        prompts.append(Prompt(key=question, input_ids_T=np.array(ids, np.int32), temperature=0.0))
+    found = answers(smollm2, prompts, batch_size=3, max_new_tokens=16)
+    for prompt in prompts:
+        ids_1T = torch.from_numpy(prompt.input_ids_T).long()[None]
+        attention_mask = torch.ones_like(ids_1T)
+        out = smollm2.model.generate(ids_1T, attention_mask=attention_mask, max_new_tokens=16, do_sample=False)
+        assert found[prompt.key].tokens == out[0, ids_1T.shape[1] :].tolist()
