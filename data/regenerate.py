@@ -242,7 +242,7 @@ def _claim(output: Path, recipe: Recipe, target: Target) -> None:
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"
     if path.is_file():
-        require_same(read_json(path), identity, what=f"the answers in {output}", remedy=remedy)
+        require_same(read_json(path), identity, what=f"the answer file {output}", remedy=remedy)
         return
     if output.exists() and output.stat().st_size > 0:
         raise EagleError(f"{output} exists without {path.name}, so its settings are unknown; {remedy}")

@@ -20,7 +20,7 @@ _STAGES = {
     "train": "The draft head, one decoder layer, learns from the stored features; SmolLM2 itself is not needed. "
     "This takes some minutes too.",
     "eval": "Prompts that were not trained on, answered four ways: Hugging Face generate, our plain loop, "
-    "EAGLE-2 draft trees and with draft chains. Every token must be plain decoding's; then the times are compared.",
+    "EAGLE-2 draft trees and draft chains. Every token must be plain decoding's; then the times are compared.",
 }
 
 

@@ -18,6 +18,8 @@ DEFINITIONS = {
     "tokens_per_second": "sum of new tokens / sum of wall-clock seconds of the whole calls, prefill included",
     "ms_per_token": "median over requests of wall-clock milliseconds / new tokens, prefill included",
     "decode_ms_per_token": "median over requests of (wall clock - time to first token) / (new tokens - 1)",
+    "step_ms": "sum of (wall clock - time to first token) / verify steps; speculation pays when tau exceeds the method's "
+    "step_ms / plain's step_ms",
     "first_token_ms": "median over requests of the time from the call to the first token",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
     "with its 95% bootstrap interval; pooled: sum of the baseline's seconds / sum of the method's",
@@ -41,6 +43,8 @@ class Figures:
     ms_per_token: float | None
     decode_ms_per_token: float | None
     first_token_ms: float | None
+    step_ms: float | None
+    """Milliseconds per verify step (drafting, verification, host), prefill left out; of plain decoding: per token."""
     draft_share: float | None
     """Share of the wall clock spent drafting."""
     speedup_hf: Estimate | None
@@ -78,6 +82,7 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
             [1e3 * (a.seconds - a.first_token_seconds) / (len(a.tokens) - 1) for a in answers if len(a.tokens) > 1]
         ),
         first_token_ms=median([1e3 * answer.first_token_seconds for answer in answers]),
+        step_ms=1e3 * sum(a.seconds - a.first_token_seconds for a in answers) / len(steps) if steps else None,
         draft_share=sum(a.draft_seconds for a in answers) / seconds if drafted else None,
         speedup_hf=speedup("hf"),
         speedup_plain=speedup("plain"),

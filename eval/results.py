@@ -144,6 +144,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
             if tree[baseline]:
                 lines.append(f"tree: pooled speed-up over {label} (total seconds) {tree[baseline]['pooled']:.2f}x")
+    plain = result["methods"].get("plain", {}).get("overall")
+    if tree and plain and tree["step_ms"] and plain["step_ms"]:
+        lines.append(
+            f"tree: a cycle of drafting and verifying takes {tree['step_ms']:.1f} ms, a plain step {plain['step_ms']:.1f} ms: "
+            f"it pays where tau exceeds {tree['step_ms'] / plain['step_ms']:.2f}"
+        )
     if result["n_alpha"]:
         lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(result['n_alpha'])}")
     for found in result["divergences"]:

@@ -62,7 +62,7 @@ def unroll(
         predicted_1IH = head(
             inputs_IH[None, :count],
             embeddings_TH[None, 1 + step : 1 + step + count],
-            positions_BT=torch.arange(0, count, device=features_TH.device)[None],
+            positions_BT=torch.arange(step, step + count, device=features_TH.device)[None],
             attend=attend,
         )
         inputs_IH = predicted_1IH[0]

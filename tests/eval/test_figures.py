@@ -79,6 +79,7 @@ def test_speed_figures() -> None:
     assert values.ms_per_token == pytest.approx(1e3 * (2 / 7 + 6 / 7) / 2)
     assert values.decode_ms_per_token == pytest.approx(1e3 * (1.5 / 6 + 5.5 / 6) / 2)
     assert values.first_token_ms == pytest.approx(500)
+    assert values.step_ms == pytest.approx(1e3 * (1.5 + 5.5) / 6)
     assert values.draft_share == pytest.approx(0.5 / 8)
 
 
