@@ -46,6 +46,8 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
             f"train: warm-up takes {recipe.train.warmup_steps} steps, the whole run {total}: the learning rate never "
             "reaches train.lr; lower train.warmup_steps"
         )
+    if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
+        say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
     training = _start(recipe, accelerator, store, order, total, identity)
     first = training.progress.step
