@@ -4,7 +4,7 @@ Row b holds L_b committed tokens in slots 0 .. L_b-1; a tree's nodes are written
 uncommitted until `commit` moves the accepted ones down. It is a Hugging Face `Cache`, so any model can write to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,6 +129,17 @@ class TreeCache(Cache):
                 layer.keys[row_B1, :, target] = layer.keys[row_B1, :, source]
                 layer.values[row_B1, :, target] = layer.values[row_B1, :, source]
         self.lengths_B = self.lengths_B + counts_B
+
+    @torch.inference_mode()
+    def keep_rows(self, kept: Sequence[int]) -> None:
+        """Drops the rows that are not in `kept` (ascending)."""
+        index = torch.tensor(list(kept))
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys = layer.keys.index_select(0, index.to(layer.keys.device))
+                layer.values = layer.values.index_select(0, index.to(layer.values.device))
+            layer.rows = len(kept)
+        self.lengths_B, self.rows = self.lengths_B[index], len(kept)
 
     @torch.inference_mode()
     def copy_row(self, row: int, source: "TreeCache", source_row: int) -> None:

@@ -1,6 +1,8 @@
 """SpeculativeDecoder: prefill -> draft -> verify -> commit, token for token what the target alone would say.
 
-B rows (1 for now), N tree nodes, L prefix length, H hidden. Plain decoding is the same loop with trees of one node.
+B rows, N tree nodes, K accepted nodes, L prefix length, H hidden, V vocabulary. Rows are ragged: each has its own
+length, seed and end, and its text does not depend on its batch mates. Plain decoding is the same loop with trees of
+one node. Search (num_beams > 1) is in eagle/beam.py.
 """
 
 import dataclasses
@@ -11,67 +13,64 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
+from eagle.arguments import Arguments, resolve
 from eagle.cache import TreeCache
 from eagle.checkpoint import check_fits, load_head
 from eagle.config import DecodeConfig
 from eagle.drafting import Drafter, EagleDrafter
 from eagle.errors import EagleError
 from eagle.heads import EagleHead
+from eagle.noise import coin
+from eagle.rows import Row
 from eagle.stats import DecodeStats
 from eagle.target import Target
 from eagle.tree import DraftTree
-from eagle.verify import Walk, coupled_walk
+from eagle.verify import Coupled, Rule, Walk
+
+TREE_ROOM = 64
+"""Slots reserved behind the longest row for tree nodes; the cache grows when a tree is larger."""
 
 
 @dataclasses.dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """Hugging Face's output (`sequences`: int64 [B, prompt + new]) with one DecodeStats per row."""
+    """Hugging Face's output with statistics.
+
+    sequences: int64 [B, prompt + longest answer], right-padded. scores (output_scores=True): one float32 [B, V] per new
+    token, processed but not tempered; rows that ended hold zeros. stats: one DecodeStats per row.
+    """
 
     stats: list[DecodeStats] | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Generation:
-    """State of one running generation."""
+class _Batch:
+    """The rows still running, in the order in which caches hold them."""
 
+    rows: list[Row]
     cache: TreeCache
-    eos: frozenset[int]
-    max_new_tokens: int
-    new_tokens: list[int] = dataclasses.field(default_factory=list)
-    stats: DecodeStats = dataclasses.field(default_factory=DecodeStats)
-    finished: bool = False
-
-    def emit(self, tokens: list[int]) -> list[int]:
-        """Adds a block of tokens up to the length limit or the first EOS inside it; returns what was added."""
-        block = tokens[: self.max_new_tokens - len(self.new_tokens)]
-        stop = next((i for i, token in enumerate(block) if token in self.eos), None)
-        if stop is not None:
-            block = block[: stop + 1]
-        self.new_tokens += block
-        self.finished = stop is not None or len(self.new_tokens) == self.max_new_tokens
-        if self.finished:
-            self.stats.finish_reason = "length" if stop is None else "eos"
-        self.stats.new_tokens = len(self.new_tokens)
-        return block
+    device: torch.device
 
     @contextmanager
-    def clock(self, field: str, device: torch.device) -> Iterator[None]:
-        """Adds the block's wall time to a stats field; waits for the device so that the time is the block's own."""
-        start = time.perf_counter()
+    def clock(self, field: str) -> Iterator[None]:
+        """Adds the block's wall time to a field of every running row's stats: they all waited for it."""
+        rows, start = self.rows, time.perf_counter()
         yield
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        setattr(self.stats, field, getattr(self.stats, field) + 1e3 * (time.perf_counter() - start))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elapsed = 1e3 * (time.perf_counter() - start)
+        for row in rows:
+            setattr(row.stats, field, getattr(row.stats, field) + elapsed)
 
 
 class SpeculativeDecoder:
-    """Decodes with a drafter (None: plainly). Greedy, one row; everything else raises EagleError."""
+    """Decodes with a drafter (None: plainly) and a verification rule."""
 
-    def __init__(self, target: Target, drafter: Drafter | None = None):
-        self.target, self.drafter = target, drafter
+    def __init__(self, target: Target, drafter: Drafter | None = None, rule: Rule | None = None):
+        self.target, self.drafter, self.rule = target, drafter, rule or Coupled()
 
     @classmethod
     def from_pretrained(
@@ -107,149 +106,167 @@ class SpeculativeDecoder:
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
-        max_new_tokens: int = 256,
-        eos_token_id: int | list[int] | None = None,
         streamer: BaseStreamer | None = None,
-        **unsupported: Any,
+        **arguments: Any,
     ) -> SpeculativeOutput:
-        """Greedy continuation of input_ids (int64 [1, T], T >= 1).
+        """Continues input_ids (int64 [B, T], padded left or right as attention_mask says).
 
-        eos_token_id: default the target's own. streamer: Hugging Face's protocol; gets the prompt, then committed
-        tokens only. Raises EagleError for more than one row, padding, an empty prompt, a prompt that with
-        max_new_tokens exceeds the target's positions, and for every argument it does not know.
+        arguments: what Hugging Face's generate takes - generation_config (default: the model's own), logits_processor,
+        stopping_criteria and the config's keywords (max_new_tokens, do_sample, temperature, top_k, top_p and min_p - each
+        a number or one per row -, eos_token_id, stop_strings, num_return_sequences, repetition_penalty ...) - and seed,
+        filter_order, presence_penalty, frequency_penalty (eagle.arguments.resolve documents them).
+        streamer: for one row; gets the prompt, then committed tokens only.
+        Raises EagleError for everything that is not supported and for prompts beyond the target's positions.
         """
+        call = resolve(self.target, input_ids, attention_mask, **arguments)
         if streamer is not None:
+            if len(call.rows) > 1:
+                raise EagleError(f"a streamer takes one row, the batch has {len(call.rows)}; stream them one by one")
             streamer.put(input_ids.cpu())
-        running = self._blocks(input_ids, attention_mask, max_new_tokens, eos_token_id, unsupported)
-        generation = next(running)
-        assert isinstance(generation, _Generation)
-        for block in running:
+        for blocks in self._run(call.rows):
             if streamer is not None:
-                streamer.put(torch.tensor(block))
+                streamer.put(torch.tensor(blocks[0]))
         if streamer is not None:
             streamer.end()
-        new_1N = torch.tensor([generation.new_tokens], device=input_ids.device)
-        return SpeculativeOutput(sequences=torch.cat([input_ids, new_1N], dim=1), stats=[generation.stats])
+        return _output(call, input_ids)
 
-    def stream(self, input_ids: torch.Tensor, **arguments: Any) -> Iterator[str]:
-        """`generate`'s text, piece by piece as tokens are committed."""
+    def stream(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **arguments: Any
+    ) -> Iterator[str]:
+        """`generate`'s text for one row, piece by piece as tokens are committed."""
         if self.target.tokenizer is None:
             raise EagleError("streaming text needs the tokenizer; pass it to from_pretrained(..., tokenizer=...)")
-        pieces = _Pieces(self.target.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        pieces.put(input_ids.cpu())
-        mask = arguments.pop("attention_mask", None)
-        limit, eos = arguments.pop("max_new_tokens", 256), arguments.pop("eos_token_id", None)
-        running = self._blocks(input_ids, mask, limit, eos, arguments)
-        next(running)
-        for block in running:
-            pieces.put(torch.tensor(block))
+        call = resolve(self.target, input_ids, attention_mask, **arguments)
+        if len(call.rows) > 1:
+            raise EagleError(f"text is streamed for one row, the batch has {len(call.rows)}; stream them one by one")
+        pieces = _Pieces(self.target.tokenizer, skip_special_tokens=True)
+        for blocks in self._run(call.rows):
+            pieces.put(torch.tensor(blocks[0]))
             yield from pieces.take()
         pieces.end()
         yield from pieces.take()
 
-    def _blocks(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        max_new_tokens: int,
-        eos_token_id: int | list[int] | None,
-        unsupported: dict[str, Any],
-    ) -> Iterator[Any]:
-        """Yields the state, then every committed block of tokens."""
-        self._check(input_ids, attention_mask, max_new_tokens, unsupported)
-        eos = self.target.eos_token_ids if eos_token_id is None else eos_token_id
-        prompt, room = input_ids.shape[1], 64
-        generation = _Generation(
-            cache=self.target.new_cache(rows=1, capacity=prompt + max_new_tokens + room),
-            eos=frozenset((eos,) if isinstance(eos, int) else eos),
-            max_new_tokens=max_new_tokens,
-        )
-        yield generation
+    def _run(self, rows: list[Row]) -> Iterator[list[list[int]]]:
+        """Yields, after every cycle, the tokens committed to each of `rows` (none for those that ended before)."""
         start = time.perf_counter()
-        yield self._prefill(generation, input_ids)
-        while not generation.finished:
-            yield self._step(generation)
-            generation.stats.total_ms = 1e3 * (time.perf_counter() - start)
-        generation.stats.total_ms = 1e3 * (time.perf_counter() - start)
+        batch, first = self._prefill(rows)
+        yield first
+        while True:
+            batch = self._without_finished(batch)
+            if not batch.rows:
+                return
+            blocks = {id(row): block for row, block in zip(batch.rows, self._cycle(batch))}
+            for row in batch.rows:
+                row.stats.total_ms = 1e3 * (time.perf_counter() - start)
+            yield [blocks.get(id(row), []) for row in rows]
 
-    def _prefill(self, generation: _Generation, input_ids: torch.Tensor) -> list[int]:
-        """The prompt's features and the first token; the drafter sees them all."""
-        with generation.clock("prefill_ms", self.target.device):
-            lengths_B = torch.tensor([input_ids.shape[1]])
-            features_1TH = self.target.prefill(input_ids, lengths_B, generation.cache)
-            token = self._next_token(features_1TH[0, -1])
+    def _prefill(self, rows: list[Row]) -> tuple[_Batch, list[list[int]]]:
+        """The prompts' features and every row's first token; the drafter sees them all."""
+        lengths_B = torch.tensor([len(row.tokens) for row in rows])
+        ids_BT = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
+        longest = max(len(row.tokens) + row.max_new_tokens for row in rows)
+        cache = self.target.new_cache(rows=len(rows), capacity=longest + TREE_ROOM)
+        batch = _Batch(rows=rows, cache=cache, device=self.target.device)
+        with batch.clock("prefill_ms"):
+            features_BTH = self.target.prefill(ids_BT, lengths_B, cache)
+            last_B = [_View(self.target, row, features_BTH[b, len(row.tokens) - 1 :]) for b, row in enumerate(rows)]
+            tokens_B = [view.choose(0, []) for view in last_B]
+        for row in rows:
+            row.stats.total_ms = row.stats.prefill_ms
         if self.drafter is not None:
-            with generation.clock("draft_ms", self.target.device):
-                self.drafter.reset(rows=1, capacity=generation.cache.capacity)
-                self.drafter.observe(features_1TH, torch.cat([input_ids[:, 1:].cpu(), torch.tensor([[token]])], dim=1))
-        return generation.emit([token])
+            with batch.clock("draft_ms"):
+                self.drafter.reset(rows, capacity=cache.capacity)
+                next_BT = torch.cat([ids_BT[:, 1:], torch.zeros(len(rows), 1, dtype=torch.int64)], dim=1)
+                next_BT[torch.arange(len(rows)), lengths_B - 1] = torch.tensor(tokens_B)
+                self.drafter.observe(features_BTH, next_BT, lengths_B)
+        return batch, [row.emit([token]) for row, token in zip(rows, tokens_B)]
 
-    def _step(self, generation: _Generation) -> list[int]:
-        """One cycle: draft a tree, verify it in one forward, commit the accepted path."""
-        with generation.clock("draft_ms", self.target.device):
-            tree = self._propose(generation)
-        with generation.clock("verify_ms", self.target.device):
-            features_1NH = self.target.tree_forward(
-                tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, generation.cache
-            )
-            walk = self._verify(tree, features_1NH)
-        generation.cache.commit(torch.tensor([walk.path]), torch.tensor([len(walk.path)]))
-        generation.stats.count_step(path_length=len(walk.path), at_leaf=walk.at_leaf)
-        block = generation.emit(walk.tokens)
-        if self.drafter is not None and not generation.finished:
-            with generation.clock("draft_ms", self.target.device):
-                self.drafter.observe(features_1NH[:, walk.path], torch.tensor([walk.tokens]))
-        return block
+    def _cycle(self, batch: _Batch) -> list[list[int]]:
+        """Drafts a tree per row, verifies them in one forward, commits the accepted paths. Returns each row's block."""
+        with batch.clock("draft_ms"):
+            tree = self._propose(batch)
+        with batch.clock("verify_ms"):
+            features_BNH = self.target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache)
+            walks = [
+                self.rule.walk(tree, b, _View(self.target, row, features_BNH[b])) for b, row in enumerate(batch.rows)
+            ]
+        path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
+        counts_B = torch.tensor([len(walk.path) for walk in walks])
+        batch.cache.commit(path_BK, counts_B)
+        blocks = [self._commit(row, walk) for row, walk in zip(batch.rows, walks)]
+        if self.drafter is not None and not all(row.finished for row in batch.rows):
+            with batch.clock("draft_ms"):
+                index_BK1 = path_BK[..., None].to(features_BNH.device)
+                features_BKH = features_BNH.gather(1, index_BK1.expand(-1, -1, features_BNH.shape[-1]))
+                next_BK = pad_sequence([torch.tensor(walk.tokens) for walk in walks], batch_first=True)
+                self.drafter.observe(features_BKH, next_BK, counts_B)
+        return blocks
 
-    def _propose(self, generation: _Generation) -> DraftTree:
+    def _propose(self, batch: _Batch) -> DraftTree:
         if self.drafter is None:
-            return DraftTree.roots(torch.tensor(generation.new_tokens[-1:]))
+            return DraftTree.roots(torch.tensor([row.tokens[-1] for row in batch.rows]))
         tree = self.drafter.propose()
         if self.target.max_positions is None:
             return tree
         # No node beyond the last position: learned position tables end there.
-        return tree.up_to_depth(self.target.max_positions - 1 - generation.cache.longest)
+        return tree.up_to_depth(self.target.max_positions - 1 - batch.cache.longest)
 
-    def _verify(self, tree: DraftTree, features_1NH: torch.Tensor) -> Walk:
-        """The coupled walk. On a CPU the LM head runs on visited nodes only; on a GPU on all, to wait for it once."""
-        if features_1NH.device.type == "cpu":
-            return coupled_walk(tree, 0, lambda row, node: self._next_token(features_1NH[row, node]))
-        greedy_BN = self.target.logits(features_1NH).argmax(-1).tolist()
-        return coupled_walk(tree, 0, lambda row, node: int(greedy_BN[row][node]))
+    def _commit(self, row: Row, walk: Walk) -> list[int]:
+        row.stats.count_step(path_length=len(walk.path), at_leaf=walk.at_leaf)
+        block = row.emit(walk.tokens)
+        row.sampler.forget_before(len(row.tokens))
+        return block
 
-    def _next_token(self, features_H: torch.Tensor) -> int:
-        return int(self.target.logits(features_H).argmax())
+    def _without_finished(self, batch: _Batch) -> _Batch:
+        """The batch without its finished rows: they cost nothing from here on."""
+        running = [b for b, row in enumerate(batch.rows) if not row.finished]
+        if len(running) == len(batch.rows):
+            return batch
+        if running:
+            batch.cache.keep_rows(running)
+            if self.drafter is not None:
+                self.drafter.keep_rows(running)
+        return dataclasses.replace(batch, rows=[batch.rows[b] for b in running])
 
-    def _check(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        max_new_tokens: int,
-        unsupported: dict[str, Any],
-    ) -> None:
-        # The defaults of Hugging Face's generate say nothing and are let through.
-        defaults = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": True}
-        asked = sorted(name for name, value in unsupported.items() if value is not None and defaults.get(name) != value)
-        if asked:
-            raise EagleError(f"generate does not support {', '.join(asked)}; it decodes greedily: leave them out")
-        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
-            raise EagleError(f"input_ids have shape {tuple(input_ids.shape)}; expected [1, T] with T >= 1")
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise EagleError("attention_mask marks padding; with one row no padding is needed: pass the row without it")
-        if max_new_tokens < 1:
-            raise EagleError(f"max_new_tokens is {max_new_tokens}; expected at least 1")
-        positions, asked_for = self.target.max_positions, input_ids.shape[1] + max_new_tokens
-        if positions is not None and asked_for > positions:
-            raise EagleError(
-                f"a prompt of {input_ids.shape[1]} tokens and {max_new_tokens} new ones need {asked_for} positions, "
-                f"{self.target.name} has {positions}; shorten the prompt or lower max_new_tokens"
-            )
-        high = int(input_ids.max())
-        if high >= self.target.vocab_size or int(input_ids.min()) < 0:
-            raise EagleError(
-                f"token id {high} is outside the target's vocabulary of {self.target.vocab_size}; "
-                "was the prompt encoded with this target's tokenizer?"
-            )
+
+class _View:
+    """The target at one row's nodes: the LM head runs on the nodes that are asked for, and on no other."""
+
+    def __init__(self, target: Target, row: Row, features_NH: torch.Tensor):
+        self.target, self.row, self.features_NH = target, row, features_NH
+
+    def _processed(self, node: int, accepted: list[int]) -> torch.Tensor:
+        logits_V = self.target.logits(self.features_NH[node])
+        processed_V = self.row.sampler.processed(logits_V, self.row.tokens, accepted)
+        self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
+        return processed_V
+
+    def choose(self, node: int, accepted: list[int]) -> int:
+        position = len(self.row.tokens) + len(accepted)
+        return self.row.sampler.choose(self._processed(node, accepted), position)
+
+    def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
+        return self.row.sampler.probabilities(self._processed(node, accepted))
+
+    def coin(self, accepted: list[int], attempt: int) -> float:
+        return coin(self.row.sampler.sampling.seed, len(self.row.tokens) + len(accepted), attempt)
+
+
+def _output(call: Arguments, input_ids: torch.Tensor) -> SpeculativeOutput:
+    """Hugging Face's layout: the input as it was given (its padding included), then the answers, right-padded."""
+    rows, copies = call.rows, len(call.rows) // len(input_ids)
+    answers_BN = pad_sequence(
+        [torch.tensor(row.new_tokens) for row in rows], batch_first=True, padding_value=call.pad_token_id
+    ).to(input_ids.device)
+    scores = None
+    if call.output_scores:
+        blank_V = torch.zeros_like(rows[0].scores[0])
+        scores = tuple(
+            torch.stack([row.scores[step] if step < len(row.new_tokens) else blank_V for row in rows])
+            for step in range(answers_BN.shape[1])
+        )
+    sequences = torch.cat([input_ids.repeat_interleave(copies, dim=0), answers_BN], dim=1)
+    return SpeculativeOutput(sequences=sequences, scores=scores, stats=[row.stats for row in rows])
 
 
 class _Pieces(TextStreamer):

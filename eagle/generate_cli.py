@@ -71,7 +71,7 @@ def stream_answer(decoder: "SpeculativeDecoder", ids: list[int], *, max_new_toke
     assert decoder.target.tokenizer is not None
     streamer = TextStreamer(decoder.target.tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids_1T = torch.tensor([ids], device=decoder.target.device)
-    out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, streamer=streamer)
+    out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, streamer=streamer)
     if stats:
         assert out.stats is not None
         print(stats_line(out.stats[0]), file=sys.stderr)

@@ -25,7 +25,9 @@ class DecodeStats:
     total_ms: float = 0.0
     """Wall time of the whole generation."""
     finish_reason: str = ""
-    """"eos" or "length"."""
+    """"eos", "stop" (a stop string or criterion) or "length"."""
+    seed: int = 0
+    """The row's 64-bit seed."""
 
     @property
     def verify_steps(self) -> int:

@@ -1,17 +1,15 @@
-"""Verification: which of a draft tree's nodes the target would have emitted itself.
+"""Verification: which of a draft tree's nodes are accepted, and which token follows them. One class a rule, by name.
 
-The coupled walk: start at the root; at each visited node take the token that plain decoding emits there (the argmax
-of the target's logits; later with shared Gumbel noise, of which temperature 0 is the case of none). If it is one of the
-node's children, go there, otherwise stop. The text is exactly plain decoding's, whatever the tree.
+A rule sees the tree and, for the nodes it visits, the target (`NodeView`). It emits tokens: those of the accepted nodes
+and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from eagle.tree import DraftTree
-
-NextToken = Callable[[int, int], int]
-"""next_token(row, node): the token that plain decoding emits after that node's path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +24,49 @@ class Walk:
     """True: the walk ended at a leaf (bonus token); False: it left the tree (correction)."""
 
 
-def coupled_walk(tree: DraftTree, row: int, next_token: NextToken) -> Walk:
-    """Walks row `row` of the tree. Asks for one token per visited node and for no other."""
-    parents, tokens = tree.parents_BN[row].tolist(), tree.tokens_BN[row].tolist()
-    child = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens)) if parent >= 0}
-    inner = set(parents)
-    path, emitted = [0], []
-    while True:
-        token = next_token(row, path[-1])
-        emitted.append(token)
-        node = child.get((path[-1], token))
-        if node is None:
-            return Walk(path=path, tokens=emitted, at_leaf=path[-1] not in inner)
-        path.append(node)
+class NodeView(Protocol):
+    """The target at one row's tree nodes. `accepted`: the tokens of the node's path, the root's excluded."""
+
+    def choose(self, node: int, accepted: list[int]) -> int:
+        """The token that plain sampling emits after the node."""
+
+    def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
+        """float64 [V]: the target's distribution after the node, processors, temperature and filters applied."""
+
+    def coin(self, accepted: list[int], attempt: int) -> float:
+        """Uniform in (0, 1) from the acceptance stream, for the attempt-th decision after `accepted`."""
+
+
+class Rule(Protocol):
+    """A verification rule."""
+
+    name: str
+    lossless: bool
+    """Whether the output is distributed exactly as the target's."""
+
+    def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
+        """Verifies row `row` of the tree."""
+
+
+class Coupled:
+    """Emit what plain decoding emits at every node, and follow it while the tree holds it.
+
+    The text is exactly plain decoding's with the same seed, whatever the tree: at temperature 0 (argmax) and above it
+    (argmax of scores + shared Gumbel noise).
+    """
+
+    name, lossless = "coupled", True
+
+    def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
+        parents, tokens = tree.parents_BN[row].tolist(), tree.tokens_BN[row].tolist()
+        child = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens)) if parent >= 0}
+        inner = set(parents)
+        path: list[int] = [0]
+        emitted: list[int] = []
+        while True:
+            token = view.choose(path[-1], emitted)
+            node = child.get((path[-1], token))
+            emitted.append(token)
+            if node is None:
+                return Walk(path=path, tokens=emitted, at_leaf=path[-1] not in inner)
+            path.append(node)

@@ -65,7 +65,7 @@ def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:
 def _ours(decoder: SpeculativeDecoder) -> Method:
     def answer(ids_1T: torch.Tensor, max_new_tokens: int) -> Answer:
         clock = FirstTokenClock(ids_1T.device)
-        out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, streamer=clock)
+        out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, streamer=clock)
         seconds, first = clock.times()
         assert out.stats is not None
         (stats,) = out.stats

@@ -1,5 +1,7 @@
 """Decoding: token for token what the target says alone, whatever the tree; limits, streaming, refusals."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.rows import Row
 from eagle.target import Target
 from eagle.tree import DraftTree
-from eagle.verify import coupled_walk
+from eagle.verify import Coupled
 from tests.kernels.test_tree_attention import random_parents
 from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -23,12 +26,15 @@ class OracleDrafter:
         self.truth, self.vocab = truth, vocab
         self.generator = torch.Generator().manual_seed(seed)
 
-    def reset(self, *, rows: int, capacity: int) -> None:
+    def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
         self.seen = 0
 
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor) -> None:
+    def keep_rows(self, kept: Sequence[int]) -> None:
+        raise AssertionError("one row only")
+
+    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         assert features_BKH.shape[:2] == next_tokens_BK.shape
-        self.seen += next_tokens_BK.shape[1]
+        self.seen += int(counts_B[0])
         self.root = next_tokens_BK[:, -1]
 
     def propose(self) -> DraftTree:
@@ -76,9 +82,7 @@ def test_every_family_decodes_as_hugging_face_generate(family: str) -> None:
     """The README's table of families is this test's list."""
     model = tiny_model(family)
     target, ids = Target(model), prompt(23)
-    expected = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False, eos_token_id=[]
-    )
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, eos_token_id=[])
     decoder = oracle(target, ids, 60, seed=3)
     out = decoder.generate(ids, max_new_tokens=60, eos_token_id=[])
     assert torch.equal(decoder.plain().generate(ids, max_new_tokens=60, eos_token_id=[]).sequences, expected)
@@ -157,7 +161,8 @@ def test_a_prompt_longer_than_a_prefill_chunk(target: Target, monkeypatch: pytes
     expected = SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences
     monkeypatch.setattr("eagle.target.PREFILL_CHUNK", 10)
     assert torch.equal(
-        SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences, expected
+        SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences,
+        expected,
     )
 
 
@@ -189,42 +194,29 @@ def test_a_streamer_sees_the_prompt_then_committed_tokens_only(target: Target) -
     assert torch.cat(recorder.got[1:]).tolist() == out.sequences[0, 17:].tolist()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"do_sample": True}, "does not support do_sample"),
-        ({"temperature": 0.7}, "does not support temperature"),
-        ({"num_beams": 4}, "does not support num_beams"),
-        ({"max_new_tokens": 0}, "expected at least 1"),
-        ({"max_new_tokens": 600}, "512"),
-        ({"attention_mask": torch.tensor([[0] + [1] * 16])}, "padding"),
-    ],
-)
-def test_what_is_not_supported_is_refused(target: Target, arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(EagleError, match=message):
-        SpeculativeDecoder(target).generate(prompt(), **arguments)  # type: ignore[arg-type]
-
-
-def test_tokens_of_another_vocabulary_and_batches_are_refused(target: Target) -> None:
-    with pytest.raises(EagleError, match="outside the target's vocabulary"):
-        SpeculativeDecoder(target).generate(torch.tensor([[5, 9999]]))
-    with pytest.raises(EagleError, match="expected \\[1, T\\]"):
-        SpeculativeDecoder(target).generate(torch.zeros(2, 3, dtype=torch.int64))
-
-
 def test_hugging_face_defaults_are_let_through_and_the_model_is_left_as_it_was(target: Target) -> None:
     before = target.model.config._attn_implementation
     out = SpeculativeDecoder(target).generate(prompt(), max_new_tokens=5, do_sample=False, num_beams=1, eos_token_id=[])
     assert target.model.config._attn_implementation == before == "sdpa"
-    expected = target.model.generate(prompt(), max_new_tokens=5, do_sample=False, eos_token_id=[])
+    expected = target.model.generate(prompt(), max_new_tokens=5, eos_token_id=[])
     assert torch.equal(out.sequences, expected)
+
+
+class _Says:
+    """A view of a target that says a fixed token after each node."""
+
+    def __init__(self, says: dict[int, int]):
+        self.says = says
+
+    def choose(self, node: int, accepted: list[int]) -> int:
+        return self.says[node]
 
 
 def test_the_walk_takes_only_the_emitted_child() -> None:
     #        root(0) -> 1 (token 7), 2 (token 8); 1 -> 3 (token 9)
     tree = DraftTree.from_parents(torch.tensor([[5, 7, 8, 9]]), torch.tensor([[-1, 0, 0, 1]]))
-    says = {0: 7, 1: 9, 3: 4}
-    walk = coupled_walk(tree, 0, lambda row, node: says[node])
+    walk = Coupled().walk(tree, 0, _Says({0: 7, 1: 9, 3: 4}))  # type: ignore[arg-type]
     assert (walk.path, walk.tokens, walk.at_leaf) == ([0, 1, 3], [7, 9, 4], True)
-    walk = coupled_walk(tree, 0, lambda row, node: 9)  # 9 is node 3's token, but not a child of the root
+    walk = Coupled().walk(tree, 0, _Says({0: 9}))  # type: ignore[arg-type]
+    # 9 is node 3's token, but not a child of the root
     assert (walk.path, walk.tokens, walk.at_leaf) == ([0], [9], False)

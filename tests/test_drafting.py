@@ -5,6 +5,8 @@ import torch
 
 from eagle.drafting import EagleDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.rows import Row
+from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from tests.tiny import tiny_model
 
@@ -65,11 +67,14 @@ def test_proposed_trees_are_those_of_the_plain_procedure(
     ids = torch.randint(3, 300, (15,))
     features_TH = target.features(ids[None])[0][0]
     drafter = EagleDrafter(head, target.tokens, budget=budget, top_k=top_k, depth=depth)
-    drafter.reset(rows=1, capacity=32)
+    row = Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)
+    drafter.reset([row], capacity=32)
     fed = 0
     # Observed in uneven blocks, with proposals in between: what a tree left in the cache must not matter.
     for block in (9, 1, 3):
-        drafter.observe(features_TH[None, fed : fed + block], ids[None, fed + 1 : fed + block + 1])
+        drafter.observe(
+            features_TH[None, fed : fed + block], ids[None, fed + 1 : fed + block + 1], torch.tensor([block])
+        )
         fed += block
         tree = drafter.propose()
         expected = reference_tree(

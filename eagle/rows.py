@@ -1,0 +1,64 @@
+"""Row: one sequence being generated, and where it stops."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import StoppingCriteriaList
+
+from eagle.sampling import RowSampler
+from eagle.stats import DecodeStats
+
+
+@dataclass(kw_only=True, eq=False)
+class Row:
+    """State of one sequence. V vocabulary."""
+
+    prompt_length: int
+    tokens: list[int]
+    """The unpadded prompt and what was emitted since."""
+    sampler: RowSampler
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    keeps_scores: bool = False
+    scores: list[torch.Tensor] = field(default_factory=list)
+    """float32 [V] processed logits of every emitted token, when kept."""
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    finished: bool = False
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    def note_scores(self, processed_V: torch.Tensor, *, position: int) -> None:
+        """Keeps the processed logits from which the token at `position` is chosen."""
+        if self.keeps_scores:
+            index = position - self.prompt_length
+            self.scores[index:] = [processed_V]
+
+    def emit(self, block: Sequence[int]) -> list[int]:
+        """Adds a block of tokens up to the first stop inside it: an EOS, a criterion, the length limit.
+
+        Returns what was added. Criteria (stop strings among them) see the row after every single token, as in plain
+        decoding, so that a stop in the middle of an accepted block is found there.
+        """
+        start = len(self.tokens)
+        for token in block:
+            self.tokens.append(token)
+            reason = self._stop_reason(token)
+            if reason:
+                self.finished, self.stats.finish_reason = True, reason
+                break
+        self.stats.new_tokens = len(self.tokens) - self.prompt_length
+        return self.tokens[start:]
+
+    def _stop_reason(self, token: int) -> str:
+        if token in self.eos:
+            return "eos"
+        count = len(self.tokens) - self.prompt_length
+        if self.criteria:
+            scores_1V = self.scores[count - 1][None] if self.keeps_scores else None
+            if bool(self.criteria(torch.tensor([self.tokens]), scores_1V).any()):
+                return "stop"
+        return "length" if count == self.max_new_tokens else ""

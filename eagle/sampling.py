@@ -1,0 +1,170 @@
+"""Sampling: one row's settings, which tokens they keep, and the token that plain sampling emits.
+
+V vocabulary, X any leading shape. Order as in Hugging Face: processors that read the prefix, then temperature, top-k,
+top-p, min-p. The emitted token is argmax(scores + G) over the kept ones, with G(row_seed, position, token) from
+eagle/noise.py: an exact sample (the Gumbel-max trick), without a softmax, and a pure function of seed and position.
+Temperature 0 is the same with neither filters nor noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from eagle.errors import EagleError
+from eagle.noise import gumbel
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Hugging Face's protocol: (input_ids int64 [1, T], scores float32 [1, V]) -> scores [1, V]."""
+
+FilterOrder = Literal["sequential", "joint"]
+
+_SHORTLIST = 512
+"""top-p first looks at this many best tokens; only a flatter distribution is sorted in full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one row's tokens are chosen. Raises EagleError for a value out of its range."""
+
+    temperature: float = 0.0
+    """0: greedy, and the filters below mean nothing."""
+    top_k: int = 0
+    """Keep the k best tokens (ties at the k-th stay, as in Hugging Face); 0: all."""
+    top_p: float = 1.0
+    """Keep the best tokens up to this probability mass, the one that crosses it included; 1: all."""
+    min_p: float = 0.0
+    """Keep tokens of at least this share of the best one's probability; 0: all."""
+    filter_order: FilterOrder = "sequential"
+    """sequential: each filter sees what the one before left, renormalised (Hugging Face). joint: a token stays when each
+    filter, applied to the full distribution, keeps it."""
+    seed: int = 0
+    """The row's 64-bit seed."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 (off) to 1"),
+            "filter_order": (self.filter_order in ("sequential", "joint"), "sequential or joint"),
+        }
+        for name, (fits, expected) in ranges.items():
+            if not fits:
+                raise EagleError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def keep(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Which tokens the filters keep. scores: float32 [..., V] log-probabilities up to a constant, ALREADY divided by the
+    temperature. bool [..., V]; the best token is always kept."""
+    kept = torch.isfinite(scores)
+    filtered = scores
+    for one in (_top_k, _top_p, _min_p):
+        kept = kept & one(filtered, sampling)
+        if sampling.filter_order == "sequential":
+            filtered = scores.masked_fill(~kept, float("-inf"))
+    return kept
+
+
+def _top_k(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    if not 0 < sampling.top_k < scores.shape[-1]:
+        return torch.ones_like(scores, dtype=torch.bool)
+    return scores >= scores.topk(sampling.top_k, dim=-1).values[..., -1:]
+
+
+def _top_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Token i stays when the mass of the better tokens is below top_p."""
+    if sampling.top_p >= 1:
+        return torch.ones_like(scores, dtype=torch.bool)
+    log_total = scores.logsumexp(-1, keepdim=True)
+    count = min(_SHORTLIST, scores.shape[-1])
+    while True:
+        best = scores.topk(count, dim=-1).values
+        probabilities = (best - log_total).exp()
+        before = probabilities.cumsum(-1) - probabilities
+        if count == scores.shape[-1] or bool((before[..., -1] >= sampling.top_p).all()):
+            break
+        count = scores.shape[-1]
+    stay = before < sampling.top_p
+    stay[..., 0] = True
+    threshold = best.masked_fill(~stay, float("inf")).amin(-1, keepdim=True)
+    return scores >= threshold
+
+
+def _min_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    if sampling.min_p <= 0:
+        return torch.ones_like(scores, dtype=torch.bool)
+    best = scores.amax(-1, keepdim=True)
+    return scores >= best + torch.tensor(sampling.min_p).log()
+
+
+@dataclass(kw_only=True)
+class RowSampler:
+    """Chooses one row's tokens. Noise vectors are kept while their position can still be asked for."""
+
+    sampling: Sampling
+    processors: list[Processor] = field(default_factory=list)
+    _noise: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def processed(self, logits_V: torch.Tensor, tokens: list[int], accepted: list[int]) -> torch.Tensor:
+        """float32 logits after the prefix-reading processors; the prefix is the row's unpadded tokens + `accepted`."""
+        scores_V = logits_V.float()
+        if self.processors:
+            ids_1T = torch.tensor([[*tokens, *accepted]], device=scores_V.device)
+            scores_1V = scores_V[None]
+            for processor in self.processors:
+                scores_1V = processor(ids_1T, scores_1V)
+            scores_V = scores_1V[0]
+        return scores_V
+
+    def choose(self, processed_V: torch.Tensor, position: int) -> int:
+        """The token that plain sampling emits at `position` (its index in the unpadded row)."""
+        if self.sampling.greedy:
+            return int(processed_V.argmax())
+        scores_V = processed_V / self.sampling.temperature
+        noisy_V = scores_V + self.noise(position, len(scores_V)).to(scores_V.device)
+        return int(noisy_V.masked_fill_(~keep(scores_V, self.sampling), float("-inf")).argmax())
+
+    def probabilities(self, processed_V: torch.Tensor) -> torch.Tensor:
+        """float64 [V]: what `choose` draws from; greedy: all on the best token."""
+        if self.sampling.greedy:
+            return torch.nn.functional.one_hot(processed_V.argmax(), len(processed_V)).double()
+        scores_V = processed_V / self.sampling.temperature
+        return scores_V.double().masked_fill(~keep(scores_V, self.sampling), float("-inf")).softmax(-1)
+
+    def draft_scores(
+        self, logits_KV: torch.Tensor, position: int, target_ids_V: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """log softmax(log q + T * G) over the tokens that the target's filters would keep; EAGLE-2's confidence.
+
+        logits_KV: UNTEMPERED draft logits. target_ids_V: the target's id of each draft token (None: the same). Greedy
+        rows get plain log q.
+        """
+        log_q_KV = logits_KV.float().log_softmax(-1)
+        if self.sampling.greedy:
+            return log_q_KV
+        temperature = self.sampling.temperature
+        kept_KV = keep(log_q_KV / temperature, self.sampling)
+        if target_ids_V is None:
+            noise_V = self.noise(position, log_q_KV.shape[-1])
+        else:
+            noise_V = self.noise(position, int(target_ids_V.max()) + 1)[target_ids_V.cpu()]
+        noisy_KV = log_q_KV + temperature * noise_V.to(log_q_KV.device)
+        return noisy_KV.masked_fill(~kept_KV, float("-inf")).log_softmax(-1)
+
+    def noise(self, position: int, tokens: int) -> torch.Tensor:
+        """G(row_seed, position, .) for the first `tokens` ids: drafting and verification share it."""
+        noise_V = self._noise.get(position)
+        if noise_V is None or len(noise_V) < tokens:
+            noise_V = self._noise[position] = gumbel(self.sampling.seed, position, tokens)
+        return noise_V[:tokens]
+
+    def forget_before(self, position: int) -> None:
+        """Drops noise that no later call can ask for."""
+        for old in [p for p in self._noise if p < position]:
+            del self._noise[old]
