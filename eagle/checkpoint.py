@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.vocab import DraftVocabulary
 
 _IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -45,7 +46,8 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
         raise EagleError(
             f"head {path} is not an EAGLE-1/2 head: missing keys: {', '.join(missing) or 'none'}; "
             f"stray keys: {', '.join(stray) or 'none'}; expected exactly {', '.join(sorted(expected))} "
-            "(embed_tokens.weight, fc.bias and q/k/v biases are optional)"
+            "(embed_tokens.weight, fc.bias and q/k/v biases are optional; d2t and t2d are there exactly when config.json says "
+            "draft_vocab_size)"
         )
     wrong = [
         f"{key} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
@@ -56,6 +58,8 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
         raise EagleError(
             f"head {path}: its tensors disagree with its config.json: {'; '.join(wrong)}; take both from one source"
         )
+    if config.draft_vocab_size is not None:
+        DraftVocabulary.from_tensors(state["d2t"], state["t2d"], where=f"head {path}")
     head.load_state_dict(state)
     head.embed_tokens_VH = embeddings
     return head.to(dtype).eval()
@@ -81,12 +85,18 @@ def head_hash(path: str | Path) -> str:
 def check_fits(head: EagleHead, target: Any) -> None:
     """Raises EagleError when the head was made for another target (`target`: an eagle.target.Target).
 
-    Widths must agree; embeddings that came with the head must be the target's; a recorded identity must match.
+    Widths must agree, and so must the vocabulary that a reduced one is a part of; embeddings that came with the head must
+    be the target's; a recorded identity must match.
     """
     if head.config.hidden_size != target.hidden_size:
         raise EagleError(
             f"the head is for features of width {head.config.hidden_size}, target {target.name} has {target.hidden_size}; "
             "use the head's own target, or train one for this target"
+        )
+    if head.vocabulary is not None and head.vocabulary.target_size != target.vocab_size:
+        raise EagleError(
+            f"the head's draft vocabulary is a part of {head.vocabulary.target_size} tokens, target {target.name} has "
+            f"{target.vocab_size}; use the head's own target, or train one for this target"
         )
     embeddings, head.embed_tokens_VH = head.embed_tokens_VH, None
     if embeddings is not None:

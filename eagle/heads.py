@@ -15,6 +15,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from eagle.vocab import DraftVocabulary
+
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """attend(query [B, h, T, d], key [B, k, T, d], value [B, k, T, d]) -> [B, h, T, d]."""
 
@@ -26,11 +28,15 @@ class EagleHeadConfig(LlamaConfig):
 
     fc_bias: bool = False
     """Bias of the fusing projection (the reference's `bias`)."""
+    draft_vocab_size: int | None = None
+    """Tokens of the reduced draft vocabulary; None: all of the target's."""
     target_identity: dict[str, Any] | None = None
     """The target it was trained for, as `Target.identity()` tells it."""
 
     @classmethod
-    def for_target(cls, target: PreTrainedConfig, *, fc_bias: bool = False, **overrides: Any) -> "EagleHeadConfig":
+    def for_target(
+        cls, target: PreTrainedConfig, *, fc_bias: bool = False, draft_vocab_size: int | None = None, **overrides: Any
+    ) -> "EagleHeadConfig":
         """The layer shape of a target's family: heads, head dim, MLP width, norm epsilon, RoPE and positions."""
 
         def first(*names: str, default: Any) -> Any:
@@ -51,6 +57,7 @@ class EagleHeadConfig(LlamaConfig):
             "bos_token_id": None,
             "eos_token_id": None,
             "fc_bias": fc_bias,
+            "draft_vocab_size": draft_vocab_size,
         }
         return cls(**{**values, **overrides})
 
@@ -69,14 +76,32 @@ class EagleHead(PreTrainedModel):
     config_class = EagleHeadConfig
     base_model_prefix = ""
     config: EagleHeadConfig
+    d2t: torch.Tensor
+    t2d: torch.Tensor
 
     def __init__(self, config: EagleHeadConfig):
         super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList([_DecoderLayer(config)])
         self.rotary = LlamaRotaryEmbedding(config)
+        if config.draft_vocab_size is not None:  # filled by set_vocabulary or from a file
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+            self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.embed_tokens_VH: torch.Tensor | None = None  # what a reference file carried; see checkpoint.check_fits
         self.post_init()
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The reduced draft vocabulary; None: all of the target's tokens. Raises EagleError when the buffers hold none."""
+        if self.config.draft_vocab_size is None:
+            return None
+        return DraftVocabulary.from_tensors(self.d2t, self.t2d, where="the head's d2t and t2d")
+
+    def set_vocabulary(self, vocabulary: DraftVocabulary) -> None:
+        """Fills the buffers of a head whose config says draft_vocab_size."""
+        assert (self.config.draft_vocab_size, self.config.vocab_size) == (vocabulary.size, vocabulary.target_size)
+        self.d2t.copy_(vocabulary.d2t)
+        self.t2d.copy_(vocabulary.t2d)
 
     def forward(
         self,

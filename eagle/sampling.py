@@ -138,12 +138,16 @@ class RowSampler:
         return scores_V.double().masked_fill(~keep(scores_V, self.sampling), float("-inf")).softmax(-1)
 
     def draft_scores(
-        self, logits_KV: torch.Tensor, position: int, target_ids_V: torch.Tensor | None = None
+        self,
+        logits_KV: torch.Tensor,
+        position: int,
+        target_ids_V: torch.Tensor | None = None,
+        target_size: int | None = None,
     ) -> torch.Tensor:
         """log softmax(log q + T * G) over the tokens that the target's filters would keep; EAGLE-2's confidence.
 
-        logits_KV: UNTEMPERED draft logits. target_ids_V: the target's id of each draft token (None: the same). Greedy
-        rows get plain log q.
+        logits_KV: UNTEMPERED draft logits. target_ids_V: the target's id of each draft token (None: the same), among
+        target_size (None: the largest of these ids + 1). Greedy rows get plain log q.
         """
         log_q_KV = logits_KV.float().log_softmax(-1)
         if self.sampling.greedy:
@@ -153,7 +157,7 @@ class RowSampler:
         if target_ids_V is None:
             noise_V = self.noise(position, log_q_KV.shape[-1])
         else:
-            noise_V = self.noise(position, int(target_ids_V.max()) + 1)[target_ids_V.cpu()]
+            noise_V = self.noise(position, target_size or int(target_ids_V.max()) + 1)[target_ids_V.cpu()]
         noisy_KV = log_q_KV + temperature * noise_V.to(log_q_KV.device)
         return noisy_KV.masked_fill(~kept_KV, float("-inf")).log_softmax(-1)
 

@@ -152,7 +152,7 @@ class Target:
             depths_BN = torch.arange(ids_chunk.shape[1]).expand(rows, -1)
             cache.lengths_B = torch.full((rows,), start)
             step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
-            chunks.append(self._forward(ids_chunk, step, cache))
+            chunks.append(self.run_step(ids_chunk, step, cache))
         cache.lengths_B = lengths_B.to("cpu", torch.int64).clone()
         return torch.cat(chunks, dim=1)
 
@@ -161,11 +161,13 @@ class Target:
         self, tokens_BN: torch.Tensor, depths_BN: torch.Tensor, ancestors_BNW: torch.Tensor, cache: TreeCache
     ) -> torch.Tensor:
         """Features [B, N, H] of the N nodes behind each row's prefix; their keys and values wait for `cache.commit`."""
-        cache.reserve(tokens_BN.shape[1])
         step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=ancestors_BNW)
-        return self._forward(tokens_BN, step, cache)
+        return self.run_step(tokens_BN, step, cache)
 
-    def _forward(self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache) -> torch.Tensor:
+    @torch.inference_mode()
+    def run_step(self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache) -> torch.Tensor:
+        """Features [B, N, H] of any step's nodes (a tree, some levels of one, a causal chunk); commits nothing."""
+        cache.reserve(step.offset + tokens_BN.shape[1])
         positions_BN = step.lengths_B[:, None] + step.depths_BN
         with tree_attention(self.config, step), cache.writing(offset=step.offset):
             out = self.decoder(

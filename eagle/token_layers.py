@@ -86,6 +86,17 @@ class TokenLayers(nn.Module):
             logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits
 
+    def restricted(self, ids_D: torch.Tensor) -> "TokenLayers":
+        """The same embedding, and an LM head for the tokens ids_D (int64 [D]) alone: logits become [..., D]. Copies D rows."""
+        return TokenLayers(
+            embedding_VH=self.embedding_VH,
+            lm_head_VH=self.lm_head_VH[ids_D].contiguous(),
+            lm_head_bias_V=None if self.lm_head_bias_V is None else self.lm_head_bias_V[ids_D].contiguous(),
+            embedding_scale=self.embedding_scale,
+            logit_scale=self.logit_scale,
+            logit_softcap=self.logit_softcap,
+        )
+
     def save(self, directory: str | Path) -> None:
         """Writes token_layers.safetensors and token_layers.json into `directory`, atomically."""
         directory = Path(directory)

@@ -1,0 +1,98 @@
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): expand the most confident nodes, keep the most confident of all.
+
+B rows, N nodes, H hidden, K = top_k, M candidates, W = ceil(columns / 64).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from eagle.attention import TreeStep
+from eagle.errors import EagleError
+from eagle.kernels.tree_attention.reference import own_bits
+from eagle.level_drafter import LevelDrafter
+from eagle.tree import DraftTree, best_connected
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicTree:
+    """A TreeShape. top_k = 1 gives a chain. Raises EagleError for a number below 1."""
+
+    budget: int = 60
+    """Nodes per tree, the root included."""
+    top_k: int = 10
+    """Children per expanded node, and nodes expanded per level."""
+    depth: int = 6
+    """Levels below the root."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "top_k", "depth"):
+            if getattr(self, name) < 1:
+                raise EagleError(f"decode.{name} is {getattr(self, name)}, expected 1 or more")
+
+    @property
+    def widest(self) -> int:
+        return self.top_k
+
+    @property
+    def columns(self) -> int:
+        return self.top_k * (self.depth - 1)
+
+    def grow(self, draft: LevelDrafter) -> DraftTree:
+        """Levels are lists of K expanded nodes. Candidates are numbered in the order they are made, the root being -1,
+        so a parent's number is smaller than its children's."""
+        rows, K = len(draft.roots_B), self.top_k
+        depth = self.depth if draft.deepest is None else max(1, min(self.depth, draft.deepest))
+        # Tree columns of the cache: K per expanded level; their depth is counted behind the committed ones.
+        column_depths_C = torch.arange(depth - 1).repeat_interleave(K)
+        width = max(1, -(-len(column_depths_C) // 64))
+        tokens_BM, scores_BM = draft.children(draft.predicted_BH[:, None], torch.zeros(rows, 1), depth=1, count=K)
+        candidates = [(tokens_BM, scores_BM, torch.full((rows, K), -1))]
+
+        # Level 1's beam is all of the root's children; their drafting feature is the one predicted for the root.
+        beam_tokens, beam_scores, beam_number = tokens_BM, scores_BM, torch.arange(K).expand(rows, -1)
+        beam_features = draft.predicted_BH[:, None].expand(-1, K, -1)
+        bits_BKW = own_bits(K, width).expand(rows, -1, -1)
+        for level in range(1, depth):
+            step = TreeStep(
+                lengths_B=draft.cache.lengths_B,
+                depths_BN=torch.full((rows, K), level - 1),
+                ancestors_BNW=bits_BKW,
+                column_depths_BC=column_depths_C[: level * K].expand(rows, -1),
+                offset=(level - 1) * K,
+            )
+            predictions_BKH = draft.run(beam_features, beam_tokens, step)
+            tokens_BM, scores_BM = draft.children(predictions_BKH, beam_scores, depth=level + 1, count=K)
+            candidates.append((tokens_BM, scores_BM, beam_number.repeat_interleave(K, dim=1)))
+            if level == depth - 1:
+                break
+            kept_BK = scores_BM.topk(K, dim=1).indices
+            origin_BK = kept_BK // K  # which beam node it is a child of
+            beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), scores_BM.gather(1, kept_BK)
+            beam_number = K + (level - 1) * K * K + kept_BK
+            beam_features = _pick(predictions_BKH, origin_BK)
+            bits_BKW = _pick(bits_BKW, origin_BK) | own_bits(K, width, start=level * K)
+        return self._select(draft.roots_B, candidates)
+
+    def _select(
+        self, roots_B: torch.Tensor, candidates: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    ) -> DraftTree:
+        """The root and the best budget - 1 candidates, renumbered."""
+        tokens_BM, scores_BM, parents_BM = (torch.cat(parts, dim=1) for parts in zip(*candidates))
+        rows, count = len(tokens_BM), min(self.budget - 1, tokens_BM.shape[1])
+        chosen_BN = best_connected(scores_BM, count)
+        # Number of a chosen candidate in the tree: 1 + its rank; the root is node 0.
+        number_BM = torch.zeros(tokens_BM.shape, dtype=torch.int64)
+        number_BM.scatter_(1, chosen_BN, torch.arange(1, count + 1).expand(rows, -1))
+        old_parents_BN = parents_BM.gather(1, chosen_BN)
+        parents_BN = torch.where(old_parents_BN < 0, 0, number_BM.gather(1, old_parents_BN.clamp_min(0)))
+        return DraftTree.from_parents(
+            torch.cat([roots_B[:, None].cpu(), tokens_BM.gather(1, chosen_BN)], dim=1),
+            torch.cat([torch.full((rows, 1), -1), parents_BN], dim=1),
+            torch.cat([torch.zeros(rows, 1), scores_BM.gather(1, chosen_BN)], dim=1),
+        )
+
+
+def _pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
+    """values[b, index[b, i]] for every i, on the values' device."""
+    return values_BKX.gather(1, index_BK.to(values_BKX.device)[..., None].expand_as(values_BKX))

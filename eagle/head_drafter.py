@@ -1,0 +1,64 @@
+"""HeadDrafter: drafting with an EAGLE-1 / EAGLE-2 head, whatever the shape of its trees."""
+
+from collections.abc import Sequence
+
+import torch
+
+from eagle.attention import TreeStep
+from eagle.cache import TreeCache
+from eagle.errors import EagleError
+from eagle.heads import Attend, EagleHead
+from eagle.level_drafter import LevelDrafter, TreeShape
+from eagle.rows import Row
+from eagle.token_layers import TokenLayers
+from eagle.vocab import DraftTokens
+
+
+class HeadDrafter(LevelDrafter):
+    """The head's cache holds committed pairs (f_i, t_{i+1}) only, computed from the target's features.
+
+    tokens: the target's embedding and LM head; of the latter, only the rows of the head's draft vocabulary are used.
+    Raises EagleError when a node of the shape has more children than there are draft tokens.
+    """
+
+    def __init__(self, head: EagleHead, tokens: TokenLayers, shape: TreeShape):
+        super().__init__(shape, DraftTokens(tokens, head.vocabulary))
+        if shape.widest > self.vocabulary.size:
+            raise EagleError(
+                f"the draft tree gives a node {shape.widest} children, the head's draft vocabulary has "
+                f"{self.vocabulary.size} tokens; lower decode.top_k"
+            )
+        self.head, self.tokens = head, tokens
+
+    def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
+        self.rows = list(rows)
+        self.cache = TreeCache(layers=1, rows=len(rows), capacity=capacity + self.shape.columns)
+        self.roots_B, self.predicted_BH = torch.empty(0), torch.empty(0)  # until the first observe
+
+    @torch.inference_mode()
+    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        rows, count = next_tokens_BK.shape
+        depths_BN = torch.arange(count).expand(rows, -1)
+        step = TreeStep(lengths_B=self.cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
+        predictions_BKH = self.run(features_BKH, next_tokens_BK, step)
+        self._committed(predictions_BKH, next_tokens_BK, counts_B, written_B=counts_B)
+
+    def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
+        self.cache.reserve(step.offset + tokens_BN.shape[1])
+        positions_BN = step.lengths_B[:, None] + step.depths_BN
+        dtype = self.head.fc.weight.dtype
+        with self.cache.writing(offset=step.offset):
+            predictions: torch.Tensor = self.head(
+                features_BNH.to(dtype),
+                self.tokens.embed(tokens_BN).to(dtype),
+                positions_BN.to(features_BNH.device),
+                self._attend(step),
+            )
+        return predictions
+
+    def _attend(self, step: TreeStep) -> Attend:
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = self.cache.update(key, value, 0)
+            return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5)
+
+        return attend

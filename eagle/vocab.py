@@ -1,0 +1,126 @@
+"""The reduced draft vocabulary: the few thousand most frequent tokens, so that drafting's LM head costs Vd, not V.
+
+V target vocabulary, D (Vd) draft vocabulary, X any leading shape. Draft id i is the i-th of the chosen target ids, in
+ascending order. Files keep it as published heads do: `d2t` int64 [D] holds OFFSETS, target_id = draft_id + d2t[draft_id];
+`t2d` bool [V] says which target ids have a draft id.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from eagle.errors import EagleError
+from eagle.token_layers import TokenLayers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DraftVocabulary:
+    """A subset of the target's tokens."""
+
+    target_ids_D: torch.Tensor
+    """int64 [D] on the CPU, strictly increasing."""
+    target_size: int
+    """V."""
+
+    @property
+    def size(self) -> int:
+        return len(self.target_ids_D)
+
+    @property
+    def d2t(self) -> torch.Tensor:
+        """int64 [D]: target id minus draft id."""
+        return self.target_ids_D - torch.arange(self.size)
+
+    @property
+    def t2d(self) -> torch.Tensor:
+        """bool [V]: whether the target id has a draft id."""
+        t2d_V = torch.zeros(self.target_size, dtype=torch.bool)
+        t2d_V[self.target_ids_D] = True
+        return t2d_V
+
+    @classmethod
+    def most_frequent(cls, counts_V: torch.Tensor, size: int) -> "DraftVocabulary":
+        """The `size` tokens with the largest counts (int64 [V]); among equals, those never seen included, lower ids first."""
+        if not 1 <= size <= len(counts_V):
+            raise EagleError(
+                f"head.draft_vocab_size is {size}, expected 1 to {len(counts_V)} (the target's vocabulary), or null for all"
+            )
+        order_V = counts_V.sort(descending=True, stable=True).indices
+        return cls(target_ids_D=order_V[:size].sort().values, target_size=len(counts_V))
+
+    @classmethod
+    def from_tensors(cls, d2t_D: torch.Tensor, t2d_V: torch.Tensor, *, where: str) -> "DraftVocabulary":
+        """Reads the two tensors of a head's file. Raises EagleError, naming `where`, unless they describe one subset."""
+
+        def broken(reason: str) -> EagleError:
+            return EagleError(f"{where}: {reason}; the file is damaged or not a draft head's: fetch or train it again")
+
+        if d2t_D.dtype != torch.int64 or d2t_D.ndim != 1 or t2d_V.dtype != torch.bool or t2d_V.ndim != 1:
+            raise broken(
+                f"d2t is {d2t_D.dtype} {tuple(d2t_D.shape)} and t2d {t2d_V.dtype} {tuple(t2d_V.shape)}, expected int64 [Vd] "
+                "and bool [V]"
+            )
+        draft_size, target_size = len(d2t_D), len(t2d_V)
+        ids_D = d2t_D.cpu() + torch.arange(draft_size)
+        if draft_size == 0 or int(ids_D.min()) < 0 or int(ids_D.max()) >= target_size:
+            span = f"{int(ids_D.min())} .. {int(ids_D.max())}" if draft_size else "none"
+            raise broken(f"d2t leads to the target ids {span}, expected 0 .. {target_size - 1}")
+        if not bool((ids_D[1:] > ids_D[:-1]).all()):
+            first = int((ids_D[1:] <= ids_D[:-1]).nonzero()[0]) + 1
+            raise broken(
+                f"target ids must increase strictly, but d2t gives draft ids {first - 1} and {first} the target ids "
+                f"{int(ids_D[first - 1])} and {int(ids_D[first])} (are its entries ids instead of offsets?)"
+            )
+        vocabulary = cls(target_ids_D=ids_D, target_size=target_size)
+        differing = (vocabulary.t2d != t2d_V.cpu()).nonzero().flatten()
+        if len(differing):
+            blank = "d2t is all zeros, as if never filled: it" if not bool(d2t_D.any()) else "d2t"
+            raise broken(
+                f"{blank} and t2d disagree on {len(differing)} tokens, the first being target id {int(differing[0])} "
+                f"(t2d has {int(t2d_V.sum())} draft tokens, d2t {draft_size})"
+            )
+        return vocabulary
+
+
+class DraftTokens:
+    """What a head's predictions mean: logits over its draft vocabulary, and which target tokens those are.
+
+    vocabulary None: all of the target's tokens, under their own ids. The LM head's rows are copied once, contiguous.
+    """
+
+    def __init__(self, tokens: TokenLayers, vocabulary: DraftVocabulary | None = None):
+        self.full, self.vocabulary = tokens, vocabulary
+        if vocabulary is None:
+            self.layers, self.target_ids_D, self._inside_V = tokens, None, None
+            return
+        if vocabulary.target_size != tokens.vocab_size:
+            raise EagleError(
+                f"the head's draft vocabulary is a part of {vocabulary.target_size} tokens, the target has "
+                f"{tokens.vocab_size}: it was made for another model; use that one"
+            )
+        device = tokens.lm_head_VH.device
+        self.target_ids_D = vocabulary.target_ids_D.to(device)
+        self._inside_V = vocabulary.t2d.to(device)
+        self.layers = tokens.restricted(self.target_ids_D)
+
+    @property
+    def size(self) -> int:
+        return self.layers.vocab_size
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., D]."""
+        return self.layers.logits(features)
+
+    def to_target(self, draft_ids_X: torch.Tensor) -> torch.Tensor:
+        """The target's ids of draft ids."""
+        return draft_ids_X if self.target_ids_D is None else self.target_ids_D[draft_ids_X]
+
+    def restrict(self, values_XV: torch.Tensor) -> torch.Tensor:
+        """[..., V] over the target's tokens -> [..., D]: the draft tokens' values."""
+        return values_XV if self.target_ids_D is None else values_XV.index_select(-1, self.target_ids_D)
+
+    def holds(self, target_ids_X: torch.Tensor) -> torch.Tensor:
+        """bool: whether each of the target's ids is a draft token."""
+        if self._inside_V is None:
+            return torch.ones_like(target_ids_X, dtype=torch.bool)
+        return self._inside_V[target_ids_X]
