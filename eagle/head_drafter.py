@@ -6,7 +6,6 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
-from eagle.errors import EagleError
 from eagle.heads import Attend, EagleHead
 from eagle.level_drafter import LevelDrafter, TreeShape
 from eagle.rows import Row
@@ -22,12 +21,7 @@ class HeadDrafter(LevelDrafter):
     """
 
     def __init__(self, head: EagleHead, tokens: TokenLayers, shape: TreeShape):
-        super().__init__(shape, DraftTokens(tokens, head.vocabulary))
-        if shape.widest > self.vocabulary.size:
-            raise EagleError(
-                f"the draft tree gives a node {shape.widest} children, the head's draft vocabulary has "
-                f"{self.vocabulary.size} tokens; lower decode.top_k"
-            )
+        super().__init__(shape, DraftTokens(tokens, head.vocabulary), target_size=tokens.vocab_size)
         self.head, self.tokens = head, tokens
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:

@@ -30,6 +30,8 @@ class EagleHeadConfig(LlamaConfig):
     """Bias of the fusing projection (the reference's `bias`)."""
     draft_vocab_size: int | None = None
     """Tokens of the reduced draft vocabulary; None: all of the target's."""
+    draft_coverage: float = 1.0
+    """Share of the training tokens that are in it (eagle.vocab.DraftVocabulary.coverage)."""
     target_identity: dict[str, Any] | None = None
     """The target it was trained for, as `Target.identity()` tells it."""
 
@@ -95,13 +97,15 @@ class EagleHead(PreTrainedModel):
         """The reduced draft vocabulary; None: all of the target's tokens. Raises EagleError when the buffers hold none."""
         if self.config.draft_vocab_size is None:
             return None
-        return DraftVocabulary.from_tensors(self.d2t, self.t2d, where="the head's d2t and t2d")
+        coverage = self.config.draft_coverage
+        return DraftVocabulary.from_tensors(self.d2t, self.t2d, coverage=coverage, where="the head's d2t and t2d")
 
     def set_vocabulary(self, vocabulary: DraftVocabulary) -> None:
         """Fills the buffers of a head whose config says draft_vocab_size."""
         assert (self.config.draft_vocab_size, self.config.vocab_size) == (vocabulary.size, vocabulary.target_size)
         self.d2t.copy_(vocabulary.d2t)
         self.t2d.copy_(vocabulary.t2d)
+        self.config.draft_coverage = vocabulary.coverage
 
     def forward(
         self,

@@ -9,12 +9,13 @@ eagle/model_drafter.py).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
+from eagle.errors import EagleError
 from eagle.rows import Row
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens
@@ -42,7 +43,7 @@ class LevelDrafter(ABC):
     lengths_B + 0, its children at lengths_B + 1, and so on. A tree's own entries are overwritten by the next `observe`.
 
     Sampled rows draft with the noise that verification will use, so the tree holds the tokens that the target is about
-    to emit; the confidence is softmax(log q + T * G).
+    to emit; the confidence is softmax(log q + T * G), times the share of the text that the draft vocabulary covers.
     """
 
     cache: TreeCache
@@ -52,8 +53,13 @@ class LevelDrafter(ABC):
     predicted_BH: torch.Tensor
     """[B, H]: the prediction at the root, from which its children come."""
 
-    def __init__(self, shape: TreeShape, vocabulary: DraftTokens):
-        self.shape, self.vocabulary = shape, vocabulary
+    def __init__(self, shape: TreeShape, vocabulary: DraftTokens, *, target_size: int):
+        self.shape, self.vocabulary, self.target_size = shape, vocabulary, target_size
+        if shape.widest > vocabulary.size:
+            raise EagleError(
+                f"the draft tree gives a node {shape.widest} children, the draft vocabulary has {vocabulary.size} tokens; "
+                "lower decode.top_k"
+            )
 
     @abstractmethod
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
@@ -82,14 +88,21 @@ class LevelDrafter(ABC):
         return self.shape.grow(self)
 
     def children(
-        self, predictions_BNH: torch.Tensor, scores_BN: torch.Tensor, *, depth: int, count: int
+        self,
+        predictions_BNH: torch.Tensor,
+        scores_BN: torch.Tensor,
+        *,
+        depth: int,
+        count: int,
+        choice: Literal["coupled", "top"] = "coupled",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The `count` most confident children, at `depth`, of every node: target ids and path log-confidences [B, N * count].
 
-        scores_BN: the nodes' own path log-confidences. Both results lie on the CPU, best child first.
+        scores_BN: the nodes' own path log-confidences. choice: with verification's noise, or by plain q. Both results lie
+        on the CPU, best child first.
         """
         logits_BND = self.vocabulary.logits(predictions_BNH)
-        if all(row.sampler.sampling.greedy for row in self.rows):
+        if choice == "top" or all(row.sampler.sampling.greedy for row in self.rows):
             log_q_BND = logits_BND.float().log_softmax(-1)
         else:  # the root lies at position len(row.tokens) - 1
             log_q_BND = torch.stack(
@@ -98,14 +111,15 @@ class LevelDrafter(ABC):
                         logits_ND,
                         len(row.tokens) - 1 + depth,
                         target_ids_V=self.vocabulary.target_ids_D,
-                        target_size=self.vocabulary.full.vocab_size,
+                        target_size=self.target_size,
                     )
                     for row, logits_ND in zip(self.rows, logits_BND)
                 ]
             )
         best = log_q_BND.topk(count, dim=-1)
         tokens_BNk = self.vocabulary.to_target(best.indices)
-        return tokens_BNk.flatten(1).cpu(), (scores_BN[..., None] + best.values.cpu()).flatten(1)
+        scores_BNk = scores_BN[..., None] + best.values.cpu() + self.vocabulary.log_coverage
+        return tokens_BNk.flatten(1).cpu(), scores_BNk.flatten(1)
 
     def _committed(
         self,

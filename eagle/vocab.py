@@ -5,6 +5,7 @@ ascending order. Files keep it as published heads do: `d2t` int64 [D] holds OFFS
 `t2d` bool [V] says which target ids have a draft id.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,15 @@ class DraftVocabulary:
     """int64 [D] on the CPU, strictly increasing."""
     target_size: int
     """V."""
+    coverage: float = 1.0
+    """Share of the counted tokens that are draft tokens: drafting's softmax leaves out the others' probability, so its
+    confidences are multiplied by this."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.coverage <= 1:
+            raise EagleError(
+                f"a draft vocabulary's coverage is {self.coverage}, expected a share above 0 and at most 1"
+            )
 
     @property
     def size(self) -> int:
@@ -46,10 +56,14 @@ class DraftVocabulary:
                 f"head.draft_vocab_size is {size}, expected 1 to {len(counts_V)} (the target's vocabulary), or null for all"
             )
         order_V = counts_V.sort(descending=True, stable=True).indices
-        return cls(target_ids_D=order_V[:size].sort().values, target_size=len(counts_V))
+        chosen_D = order_V[:size].sort().values
+        coverage = float(counts_V[chosen_D].sum()) / max(1.0, float(counts_V.sum()))
+        return cls(target_ids_D=chosen_D, target_size=len(counts_V), coverage=coverage or 1.0)
 
     @classmethod
-    def from_tensors(cls, d2t_D: torch.Tensor, t2d_V: torch.Tensor, *, where: str) -> "DraftVocabulary":
+    def from_tensors(
+        cls, d2t_D: torch.Tensor, t2d_V: torch.Tensor, *, coverage: float = 1.0, where: str
+    ) -> "DraftVocabulary":
         """Reads the two tensors of a head's file. Raises EagleError, naming `where`, unless they describe one subset."""
 
         def broken(reason: str) -> EagleError:
@@ -71,7 +85,7 @@ class DraftVocabulary:
                 f"target ids must increase strictly, but d2t gives draft ids {first - 1} and {first} the target ids "
                 f"{int(ids_D[first - 1])} and {int(ids_D[first])} (are its entries ids instead of offsets?)"
             )
-        vocabulary = cls(target_ids_D=ids_D, target_size=target_size)
+        vocabulary = cls(target_ids_D=ids_D, target_size=target_size, coverage=coverage)
         differing = (vocabulary.t2d != t2d_V.cpu()).nonzero().flatten()
         if len(differing):
             blank = "d2t is all zeros, as if never filled: it" if not bool(d2t_D.any()) else "d2t"
@@ -105,7 +119,12 @@ class DraftTokens:
 
     @property
     def size(self) -> int:
+        """D."""
         return self.layers.vocab_size
+
+    @property
+    def log_coverage(self) -> float:
+        return 0.0 if self.vocabulary is None else math.log(self.vocabulary.coverage)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., D]."""
