@@ -1,21 +1,23 @@
 """What `generate` was asked for: Hugging Face's GenerationConfig and keywords, resolved to one Row per sequence.
 
 Everything is honoured or refused; nothing is ignored. Order as in Hugging Face: the processors built from the config,
-then the caller's own, then the filters of eagle/sampling.py.
+then the caller's own, then the filters of eagle/sampling.py. Lengths (max_length, min_length) count a row's own tokens,
+without its padding, so that they mean the same in every batch.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
-from transformers.generation import logits_process as hf
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from eagle.beam_settings import BeamSettings, beam_settings, take_own_keywords
 from eagle.errors import EagleError
 from eagle.noise import row_seeds
-from eagle.penalties import CountPenalty
+from eagle.processors import build_criteria, build_processors
 from eagle.rows import Row
 from eagle.sampling import FilterOrder, Processor, RowSampler, Sampling
 from eagle.stats import DecodeStats
@@ -23,36 +25,43 @@ from eagle.target import Target
 
 # Keys of a GenerationConfig that are honoured here ...
 _SUPPORTED = {
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"),
+    *("do_sample", "num_return_sequences", "temperature", "top_k", "top_p", "min_p", "num_beams"),
     *(
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "min_new_tokens",
-        "stop_strings",
-        "do_sample",
-        "num_return_sequences",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+        "sequence_bias",
+        "exponential_decay_length_penalty",
     ),
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
-    *("sequence_bias", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
-    *("output_scores", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "renormalize_logits", "output_scores"),
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
 }
-# ... those that change no token: memory, compilation, other assisted-generation modes' tuning, book-keeping ...
+# ... those that change no token: memory, compilation, settings of beams without beams, encoder-decoder models' start ...
 _NEUTRAL = {
     *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
-    *(
-        "prefill_chunk_size",
-        "continuous_batching_config",
-        "low_memory",
-        "return_dict_in_generate",
-        "renormalize_logits",
-    ),
+    *("prefill_chunk_size", "continuous_batching_config", "low_memory", "return_dict_in_generate"),
+    *("early_stopping", "length_penalty", "decoder_start_token_id", "_from_model_config", "transformers_version"),
+}
+# ... Hugging Face's own assisted decoding, which configs carry and callers may not ask for ...
+_ASSISTED = {
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant"),
     *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size"),
-    *("_from_model_config", "transformers_version", "remove_invalid_values", "early_stopping", "length_penalty"),
 }
-# ... and the values of the others that say nothing.
-_SILENT: tuple[Any, ...] = (None, False, 0, 0.0, 1, 1.0, [], {})
-_PER_ROW = ("temperature", "top_k", "top_p", "min_p")
+# ... and the values, beside None and False, with which one of the others is off.
+_OFF: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beam_groups", "typical_p", "guidance_scale", "encoder_repetition_penalty"), (1,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "prompt_lookup_num_tokens"), (0,)),
+}
+# What a keyword may say on greedy rows without being ignored.
+_GREEDY: dict[str, tuple[Any, ...]] = {"temperature": (0, 1), "top_k": (0, 50), "top_p": (1,), "min_p": (0,)}
+
+HF_TOP_K = 50
+"""Hugging Face samples among this many tokens when neither caller nor model says a top_k."""
+DEFAULT_NEW_TOKENS = 256
+"""The length limit when neither caller nor model says one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,8 @@ class Arguments:
     rows: list[Row]
     pad_token_id: int
     output_scores: bool
+    beams: BeamSettings | None = None
+    """Search instead of decoding token by token; its num_return_sequences come from one Row per prompt."""
 
 
 def resolve(
@@ -72,6 +83,7 @@ def resolve(
     generation_config: GenerationConfig | None = None,
     logits_processor: Sequence[Processor] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int | Sequence[int] | None = None,
     filter_order: FilterOrder = "sequential",
     presence_penalty: float = 0.0,
@@ -80,28 +92,41 @@ def resolve(
 ) -> Arguments:
     """One Row per sequence asked for.
 
-    seed: an int (rows get `eagle.noise.row_seeds` of it), one per row, or None (drawn from torch's global generator).
-    filter_order: see eagle.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.penalties. keywords: those
-    of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0: greedy).
+    generation_config: what it leaves open comes from the model's own; keywords go over both. attention_mask: without
+    one, pad tokens are padding, unless they are also an EOS. tokenizer: for stop_strings (default: the target's).
+    seed: an int (rows get `eagle.noise.row_seeds` of it), one per sequence returned, or None (drawn from torch's global
+    generator). filter_order: see eagle.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.penalties.
+    keywords: those of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0:
+    greedy); with num_beams above 1 also search, sample_first, prune_relative, prune_absolute and prune_local
+    (eagle.beam_settings.BeamSettings). As in Hugging Face an explicit None switches off (eos_token_id, top_k), and
+    sampling without a top_k keeps 50 tokens. Without a length limit: 256 new tokens.
     Raises EagleError for what is not supported or does not fit.
     """
-    config = copy.deepcopy(generation_config or target.model.generation_config or GenerationConfig())
-    per_row = {
-        name: keywords.pop(name) for name in _PER_ROW if isinstance(keywords.get(name), (list, tuple, torch.Tensor))
-    }
-    unknown = config.update(**keywords)
-    _refuse_unsupported(config, unknown)
-    copies = config.num_return_sequences or 1
-    prompts = [prompt for prompt in _unpadded(input_ids, attention_mask, target) for _ in range(copies)]
+    keywords = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in keywords.items()}
+    search_keywords = take_own_keywords(keywords)
+    per_row = {name: keywords.pop(name) for name in _GREEDY if isinstance(keywords.get(name), (list, tuple))}
+    with _hugging_face_checks():
+        config, unknown = _merged(generation_config, target.model.generation_config, keywords)
     sampled = bool(config.do_sample)
-    if copies > 1 and not sampled:
-        raise EagleError(f"num_return_sequences is {copies}, but greedy decoding has one answer; set do_sample=True")
-    eos = config.eos_token_id if config.eos_token_id is not None else list(target.eos_token_ids)
-    eos_ids = [eos] if isinstance(eos, int) else [int(token) for token in eos]
+    _refuse_unsupported(config, unknown, keywords)
+    if not sampled:
+        _refuse_ignored({**keywords, **per_row})
+    eos = config.eos_token_id
+    if eos is None and "eos_token_id" not in keywords:
+        eos = list(target.eos_token_ids)
+    eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
+    beams = beam_settings(config, search_keywords)
+    copies = 1 if beams is not None else config.num_return_sequences or 1
+    if attention_mask is None:
+        attention_mask = _padding_mask(input_ids, config.pad_token_id, eos_ids)
+    prompts = [prompt for prompt in _unpadded(input_ids, attention_mask, target) for _ in range(copies)]
+    with _hugging_face_checks():
+        criteria = build_criteria(config, stopping_criteria or (), tokenizer or target.tokenizer)
+    seeds = row_seeds(seed.tolist() if hasattr(seed, "tolist") else seed, len(prompts))
     rows = []
-    for number, (prompt, row_seed) in enumerate(zip(prompts, row_seeds(seed, len(prompts)))):
+    for number, (prompt, row_seed) in enumerate(zip(prompts, seeds)):
         values = {
-            name: _of_row(per_row, name, number // copies, len(input_ids), getattr(config, name)) for name in _PER_ROW
+            name: _of_row(per_row, name, number // copies, len(input_ids), getattr(config, name)) for name in _GREEDY
         }
         sampling = Sampling(
             temperature=float(_default(values["temperature"], 1.0)) if sampled else 0.0,
@@ -112,33 +137,76 @@ def resolve(
             seed=row_seed,
         )
         limit = _max_new_tokens(config, len(prompt), target)
-        processors = _processors(config, len(prompt), limit, eos_ids, presence_penalty, frequency_penalty, target)
+        with _hugging_face_checks():
+            processors = build_processors(
+                config,
+                logits_processor or (),
+                prompt=len(prompt),
+                limit=limit,
+                eos=eos_ids,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                device=str(target.device),
+            )
         rows.append(
             Row(
                 prompt_length=len(prompt),
                 tokens=list(prompt),
-                sampler=RowSampler(sampling=sampling, processors=[*processors, *(logits_processor or ())]),
+                sampler=RowSampler(sampling=sampling, processors=processors),
                 eos=frozenset(eos_ids),
                 max_new_tokens=limit,
-                criteria=_criteria(config, stopping_criteria, target.tokenizer),
+                criteria=criteria,
                 keeps_scores=bool(config.output_scores),
+                normalises_scores=bool(config.renormalize_logits),
                 stats=DecodeStats(seed=row_seed),
             )
         )
     pad = config.pad_token_id if config.pad_token_id is not None else (eos_ids or [0])[0]
-    return Arguments(rows=rows, pad_token_id=int(pad), output_scores=bool(config.output_scores))
+    return Arguments(rows=rows, pad_token_id=int(pad), output_scores=bool(config.output_scores), beams=beams)
 
 
-def _refuse_unsupported(config: GenerationConfig, unknown: dict[str, Any]) -> None:
-    asked = [name for name, value in unknown.items() if value is not None]
+@contextmanager
+def _hugging_face_checks() -> Iterator[None]:
+    """What Hugging Face refuses is the caller's mistake, and its message says which."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise EagleError(str(error)) from error
+
+
+def _merged(
+    own: GenerationConfig | None, models: GenerationConfig | None, keywords: dict[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The caller's config, the model's where it says nothing, the keywords over both; and the keywords left over."""
+    config = copy.deepcopy(own) if own is not None else GenerationConfig()
+    if models is not None:
+        config.update(**models.to_dict(), defaults_only=True, allow_custom_entries=True)
+    config.update(top_k=HF_TOP_K, defaults_only=True)
+    return config, config.update(**keywords)
+
+
+def _refuse_unsupported(config: GenerationConfig, unknown: dict[str, Any], keywords: dict[str, Any]) -> None:
+    asked = {name for name, value in unknown.items() if value is not None}
+    asked |= {name for name in _ASSISTED if keywords.get(name) is not None}
     for name, value in config.to_dict().items():
-        if name not in _SUPPORTED | _NEUTRAL and not any(value is silent or value == silent for silent in _SILENT):
-            asked.append(name)
+        off = value is None or value is False or value in ([], {}) or value in _OFF.get(name, ())
+        if name not in _SUPPORTED | _NEUTRAL | _ASSISTED and not off:
+            asked.add(name)
     if asked:
         raise EagleError(
-            f"generate does not support {', '.join(f'{name}' for name in sorted(asked))}: nothing is ignored here, so leave "
-            "it out (or unset it in the generation config)"
+            f"generate does not support {', '.join(sorted(asked))}: nothing is ignored here, so leave it out (or unset "
+            "it in the generation config)"
         )
+    if keywords.get("return_dict_in_generate") is False:
+        raise EagleError("generate always returns a SpeculativeOutput; take .sequences for the tensor")
+
+
+def _refuse_ignored(keywords: dict[str, Any]) -> None:
+    for name, without_effect in _GREEDY.items():
+        value = keywords.get(name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not all(one is None or one in without_effect for one in values):
+            raise EagleError(f"{name}={value} has no effect on greedy decoding; set do_sample=True, or leave it out")
 
 
 def _default(value: Any, default: Any) -> Any:
@@ -154,8 +222,20 @@ def _of_row(per_row: dict[str, Any], name: str, row: int, rows: int, shared: Any
     return values[row]
 
 
+def _padding_mask(input_ids: torch.Tensor, pad: int | None, eos: list[int]) -> torch.Tensor | None:
+    """Hugging Face's guess: pad tokens are padding, unless a pad token can be an EOS."""
+    if not isinstance(input_ids, torch.Tensor) or pad is None or pad in eos or not bool((input_ids == pad).any()):
+        return None
+    return input_ids != pad
+
+
 def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, target: Target) -> list[list[int]]:
     """The rows without their padding, left or right."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.is_floating_point():
+        got = (
+            f"a tensor of {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else f"a {type(input_ids).__name__}"
+        )
+        raise EagleError(f'input_ids is {got}; expected int64 [B, T]: call the tokenizer with return_tensors="pt"')
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise EagleError(f"input_ids have shape {tuple(input_ids.shape)}; expected [B, T] with B and T >= 1")
     if attention_mask is None:
@@ -176,9 +256,10 @@ def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, targ
                 )
             rows.append(ids_T[mask_T].tolist())
     for number, row in enumerate(rows):
-        if not 0 <= min(row) <= max(row) < target.vocab_size:
+        outside = [token for token in row if not 0 <= token < target.vocab_size]
+        if outside:
             raise EagleError(
-                f"row {number} holds the token id {max(row)}, outside the target's vocabulary of {target.vocab_size}; "
+                f"row {number} holds the token id {outside[0]}, outside the target's vocabulary of {target.vocab_size}; "
                 "was it encoded with this target's tokenizer?"
             )
     return rows
@@ -187,8 +268,6 @@ def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, targ
 def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target) -> int:
     if config.max_new_tokens is not None:
         limit = int(config.max_new_tokens)
-        if limit < 1:
-            raise EagleError(f"max_new_tokens is {limit}; expected at least 1")
     elif config.max_length is not None:
         limit = int(config.max_length) - prompt
         if limit < 1:
@@ -196,7 +275,7 @@ def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target) -> in
                 f"max_length is {config.max_length}, the prompt alone has {prompt} tokens; raise max_length"
             )
     else:
-        limit = 256
+        limit = DEFAULT_NEW_TOKENS
         if target.max_positions is not None:
             limit = max(1, min(limit, target.max_positions - prompt))
     if target.max_positions is not None and prompt + limit > target.max_positions:
@@ -205,51 +284,3 @@ def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target) -> in
             f"{target.max_positions}; shorten the prompt or lower max_new_tokens"
         )
     return limit
-
-
-def _processors(
-    config: GenerationConfig,
-    prompt: int,
-    limit: int,
-    eos: list[int],
-    presence_penalty: float,
-    frequency_penalty: float,
-    target: Target,
-) -> list[Processor]:
-    """Hugging Face's own processors, in its order."""
-    device = str(target.device)
-    made: list[Processor] = []
-    if config.sequence_bias:
-        made.append(hf.SequenceBiasLogitsProcessor(sequence_bias=config.sequence_bias))
-    if config.repetition_penalty not in (None, 1.0):
-        made.append(hf.RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
-    if presence_penalty or frequency_penalty:
-        made.append(CountPenalty(prompt=prompt, presence=presence_penalty, frequency=frequency_penalty))
-    if config.no_repeat_ngram_size:
-        made.append(hf.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
-    if config.bad_words_ids:
-        made.append(hf.NoBadWordsLogitsProcessor(config.bad_words_ids, eos or None))
-    if config.min_length and eos:
-        made.append(hf.MinLengthLogitsProcessor(config.min_length, eos, device=device))
-    if config.min_new_tokens and eos:
-        made.append(hf.MinNewTokensLengthLogitsProcessor(prompt, config.min_new_tokens, eos, device=device))
-    if config.forced_bos_token_id is not None:
-        made.append(hf.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
-    if config.forced_eos_token_id is not None:
-        made.append(hf.ForcedEOSTokenLogitsProcessor(prompt + limit, config.forced_eos_token_id, device=device))
-    if config.suppress_tokens:
-        made.append(hf.SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
-    if config.begin_suppress_tokens:
-        made.append(hf.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt, device=device))
-    return made
-
-
-def _criteria(
-    config: GenerationConfig, own: Sequence[Any] | None, tokenizer: PreTrainedTokenizerBase | None
-) -> StoppingCriteriaList:
-    criteria = StoppingCriteriaList(own or ())
-    if config.stop_strings:
-        if tokenizer is None:
-            raise EagleError("stop_strings need the tokenizer; load the target with one")
-        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=config.stop_strings))
-    return criteria

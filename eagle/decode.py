@@ -18,18 +18,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from eagle.arguments import Arguments, resolve
+from eagle.beam import search
 from eagle.cache import TreeCache
 from eagle.checkpoint import check_fits, load_head
 from eagle.config import DecodeConfig
 from eagle.drafting import Drafter, EagleDrafter
 from eagle.errors import EagleError
 from eagle.heads import EagleHead
-from eagle.noise import coin
+from eagle.hypotheses import RowSearch
+from eagle.noise import FINALS, coin
 from eagle.rows import Row
+from eagle.rules import make_rule
+from eagle.sampling import draw
 from eagle.stats import DecodeStats
 from eagle.target import Target
 from eagle.tree import DraftTree
-from eagle.verify import Coupled, Rule, Walk
+from eagle.verify import Coupled, Rule, Walk, check_tree
 
 TREE_ROOM = 64
 """Slots reserved behind the longest row for tree nodes; the cache grows when a tree is larger."""
@@ -40,9 +44,12 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """Hugging Face's output with statistics.
 
     sequences: int64 [B, prompt + longest answer], right-padded. scores (output_scores=True): one float32 [B, V] per new
-    token, processed but not tempered; rows that ended hold zeros. stats: one DecodeStats per row.
+    token, processors, temperature and filters applied; rows that ended hold zeros. stats: one DecodeStats per row.
+    Of a search (num_beams above 1), rows are its num_return_sequences best answers per prompt, best first;
+    sequences_scores: float32 [B], s / length ** length_penalty of each. stats: one per prompt.
     """
 
+    sequences_scores: torch.Tensor | None = None
     stats: list[DecodeStats] | None = None
 
 
@@ -67,10 +74,11 @@ class _Batch:
 
 
 class SpeculativeDecoder:
-    """Decodes with a drafter (None: plainly) and a verification rule."""
+    """Decodes with a drafter (None: plainly) and a verification rule (one of eagle.rules, or its name)."""
 
-    def __init__(self, target: Target, drafter: Drafter | None = None, rule: Rule | None = None):
-        self.target, self.drafter, self.rule = target, drafter, rule or Coupled()
+    def __init__(self, target: Target, drafter: Drafter | None = None, rule: Rule | str = "coupled"):
+        self.target, self.drafter = target, drafter
+        self.rule = make_rule(rule) if isinstance(rule, str) else rule
 
     @classmethod
     def from_pretrained(
@@ -79,11 +87,13 @@ class SpeculativeDecoder:
         head: str | Path | EagleHead | None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         decode: DecodeConfig | None = None,
+        rule: Rule | str | None = None,
         **target_config: Any,
     ) -> "SpeculativeDecoder":
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, hub id, loaded head, or None (plain).
 
-        decode: shape of the draft tree. target_config: fields of TargetConfig (dtype, device, revision ...).
+        decode: shape of the draft tree. rule: how it is verified, by name or made by eagle.rules.make_rule (None: what
+        `decode` says). target_config: fields of TargetConfig (dtype, device, revision ...).
         Raises EagleError when the head does not fit the target.
         """
         if not isinstance(target, Target):
@@ -94,8 +104,19 @@ class SpeculativeDecoder:
         check_fits(loaded, target)
         loaded = loaded.to(device=target.device, dtype=target.dtype)
         decode = decode or DecodeConfig()
-        drafter = EagleDrafter(loaded, target.tokens, budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
-        return cls(target, drafter)
+        rule = decode.rule if rule is None else rule
+        rule = make_rule(rule) if isinstance(rule, str) else rule
+        children = rule.children[0] if decode.children == "auto" else decode.children
+        check_tree(rule, children=children, chain=decode.top_k == 1)
+        drafter = EagleDrafter(
+            loaded,
+            target.tokens,
+            budget=decode.budget,
+            top_k=decode.top_k,
+            depth=decode.depth,
+            children=children,
+        )
+        return cls(target, drafter, rule)
 
     def plain(self) -> "SpeculativeDecoder":
         """The same engine without drafting: the baseline."""
@@ -115,10 +136,22 @@ class SpeculativeDecoder:
         stopping_criteria and the config's keywords (max_new_tokens, do_sample, temperature, top_k, top_p and min_p - each
         a number or one per row -, eos_token_id, stop_strings, num_return_sequences, repetition_penalty ...) - and seed,
         filter_order, presence_penalty, frequency_penalty (eagle.arguments.resolve documents them).
+        num_beams above 1: beam search of the target alone, without the drafter (eagle/beam.py); length_penalty,
+        early_stopping, num_return_sequences and the keywords of eagle.beam_settings.BeamSettings say how.
         streamer: for one row; gets the prompt, then committed tokens only.
         Raises EagleError for everything that is not supported and for prompts beyond the target's positions.
         """
         call = resolve(self.target, input_ids, attention_mask, **arguments)
+        if call.beams is not None:
+            if streamer is not None:
+                raise EagleError(
+                    "a streamer cannot follow a search with num_beams: it may change its mind; leave one out"
+                )
+            if not isinstance(self.rule, Coupled):
+                raise EagleError(
+                    f"num_beams searches plainly, without the verification rule {self.rule.name}; call decoder.plain().generate"
+                )
+            return _search_output(call, search(self.target, call.rows, call.beams), input_ids)
         if streamer is not None:
             if len(call.rows) > 1:
                 raise EagleError(f"a streamer takes one row, the batch has {len(call.rows)}; stream them one by one")
@@ -133,14 +166,18 @@ class SpeculativeDecoder:
     def stream(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **arguments: Any
     ) -> Iterator[str]:
-        """`generate`'s text for one row, piece by piece as tokens are committed."""
+        """`generate`'s text for one row, piece by piece as tokens are committed. Raises at the call, as `generate`."""
         if self.target.tokenizer is None:
             raise EagleError("streaming text needs the tokenizer; pass it to from_pretrained(..., tokenizer=...)")
         call = resolve(self.target, input_ids, attention_mask, **arguments)
+        if call.beams is not None:
+            raise EagleError("text of a search with num_beams cannot be streamed: it may change its mind; use generate")
         if len(call.rows) > 1:
             raise EagleError(f"text is streamed for one row, the batch has {len(call.rows)}; stream them one by one")
-        pieces = _Pieces(self.target.tokenizer, skip_special_tokens=True)
-        for blocks in self._run(call.rows):
+        return self._pieces(call.rows, _Pieces(self.target.tokenizer, skip_special_tokens=True))
+
+    def _pieces(self, rows: list[Row], pieces: "_Pieces") -> Iterator[str]:
+        for blocks in self._run(rows):
             pieces.put(torch.tensor(blocks[0]))
             yield from pieces.take()
         pieces.end()
@@ -173,6 +210,7 @@ class SpeculativeDecoder:
             tokens_B = [view.choose(0, []) for view in last_B]
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
+            row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
         if self.drafter is not None:
             with batch.clock("draft_ms"):
                 self.drafter.reset(rows, capacity=cache.capacity)
@@ -235,7 +273,7 @@ class _View:
     def __init__(self, target: Target, row: Row, features_NH: torch.Tensor):
         self.target, self.row, self.features_NH = target, row, features_NH
 
-    def _processed(self, node: int, accepted: list[int]) -> torch.Tensor:
+    def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
         logits_V = self.target.logits(self.features_NH[node])
         processed_V = self.row.sampler.processed(logits_V, self.row.tokens, accepted)
         self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
@@ -243,13 +281,18 @@ class _View:
 
     def choose(self, node: int, accepted: list[int]) -> int:
         position = len(self.row.tokens) + len(accepted)
-        return self.row.sampler.choose(self._processed(node, accepted), position)
+        return self.row.sampler.choose(self.processed(node, accepted), position)
 
     def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
-        return self.row.sampler.probabilities(self._processed(node, accepted))
+        return self.row.sampler.probabilities(self.processed(node, accepted))
 
-    def coin(self, accepted: list[int], attempt: int) -> float:
-        return coin(self.row.sampler.sampling.seed, len(self.row.tokens) + len(accepted), attempt)
+    def accepts(self, probability: float, accepted: list[int], attempt: int) -> bool:
+        # The coin lies in the open interval (0, 1): probability 0 never passes, 1 always does.
+        return coin(self.row.sampler.sampling.seed, len(self.row.tokens) + len(accepted), attempt) < probability
+
+    def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
+        position = len(self.row.tokens) + len(accepted)
+        return draw(weights_V, coin(self.row.sampler.sampling.seed, position, 0, stream=FINALS))
 
 
 def _output(call: Arguments, input_ids: torch.Tensor) -> SpeculativeOutput:
@@ -267,6 +310,22 @@ def _output(call: Arguments, input_ids: torch.Tensor) -> SpeculativeOutput:
         )
     sequences = torch.cat([input_ids.repeat_interleave(copies, dim=0), answers_BN], dim=1)
     return SpeculativeOutput(sequences=sequences, scores=scores, stats=[row.stats for row in rows])
+
+
+def _search_output(call: Arguments, searches: list[RowSearch], input_ids: torch.Tensor) -> SpeculativeOutput:
+    """As `_output`, with the answers that the searches found."""
+    answers = [answer for one in searches for answer in one.answers()]
+    answers_BN = pad_sequence(
+        [torch.tensor(answer.tokens, dtype=torch.int64) for answer in answers],
+        batch_first=True,
+        padding_value=call.pad_token_id,
+    ).to(input_ids.device)
+    copies = len(answers) // len(input_ids)
+    return SpeculativeOutput(
+        sequences=torch.cat([input_ids.repeat_interleave(copies, dim=0), answers_BN], dim=1),
+        sequences_scores=torch.tensor([answer.score for answer in answers], device=input_ids.device),
+        stats=[row.stats for row in call.rows],
+    )
 
 
 class _Pieces(TextStreamer):

@@ -23,7 +23,9 @@ class Row:
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     keeps_scores: bool = False
     scores: list[torch.Tensor] = field(default_factory=list)
-    """float32 [V] processed logits of every emitted token, when kept."""
+    """float32 [V] of every emitted token, when kept: Hugging Face's scores, temperature and filters applied."""
+    normalises_scores: bool = False
+    """Keep log-probabilities (renormalize_logits)."""
     stats: DecodeStats = field(default_factory=DecodeStats)
     finished: bool = False
 
@@ -32,10 +34,11 @@ class Row:
         return self.tokens[self.prompt_length :]
 
     def note_scores(self, processed_V: torch.Tensor, *, position: int) -> None:
-        """Keeps the processed logits from which the token at `position` is chosen."""
+        """Keeps the scores from which the token at `position` is chosen."""
         if self.keeps_scores:
+            scores_V = self.sampler.warped(processed_V)
             index = position - self.prompt_length
-            self.scores[index:] = [processed_V]
+            self.scores[index:] = [scores_V.log_softmax(-1) if self.normalises_scores else scores_V]
 
     def emit(self, block: Sequence[int]) -> list[int]:
         """Adds a block of tokens up to the first stop inside it: an EOS, a criterion, the length limit.
@@ -58,7 +61,7 @@ class Row:
             return "eos"
         count = len(self.tokens) - self.prompt_length
         if self.criteria:
-            scores_1V = self.scores[count - 1][None] if self.keeps_scores else None
-            if bool(self.criteria(torch.tensor([self.tokens]), scores_1V).any()):
+            scores = tuple(scores_V[None] for scores_V in self.scores[:count]) if self.keeps_scores else None
+            if bool(self.criteria(torch.tensor([self.tokens]), scores).any()):
                 return "stop"
         return "length" if count == self.max_new_tokens else ""

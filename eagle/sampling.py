@@ -33,7 +33,7 @@ class Sampling:
     top_k: int = 0
     """Keep the k best tokens (ties at the k-th stay, as in Hugging Face); 0: all."""
     top_p: float = 1.0
-    """Keep the best tokens up to this probability mass, the one that crosses it included; 1: all."""
+    """Keep the best tokens up to this probability mass, the one that crosses it (and its ties) included; 1: all."""
     min_p: float = 0.0
     """Keep tokens of at least this share of the best one's probability; 0: all."""
     filter_order: FilterOrder = "sequential"
@@ -44,9 +44,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         ranges = {
-            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
+            "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or more"),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            "top_p": (0 <= self.top_p <= 1, "from 0 (the best token) to 1 (off)"),
             "min_p": (0 <= self.min_p <= 1, "from 0 (off) to 1"),
             "filter_order": (self.filter_order in ("sequential", "joint"), "sequential or joint"),
         }
@@ -57,6 +57,10 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    def tempered(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores divided by the temperature, the best one 0: no temperature overflows or hides the noise."""
+        return (scores - scores.amax(-1, keepdim=True)) / self.temperature
 
 
 def keep(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -103,6 +107,12 @@ def _min_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return scores >= best + torch.tensor(sampling.min_p).log()
 
 
+def draw(weights_V: torch.Tensor, coin: float) -> int:
+    """The token at which the cumulated weights (not all zero) pass `coin`, from (0, 1), of their sum; none of weight 0."""
+    cumulated_V = weights_V.double().cumsum(-1)
+    return int(torch.searchsorted(cumulated_V, coin * cumulated_V[-1], right=True))
+
+
 @dataclass(kw_only=True)
 class RowSampler:
     """Chooses one row's tokens. Noise vectors are kept while their position can still be asked for."""
@@ -126,16 +136,23 @@ class RowSampler:
         """The token that plain sampling emits at `position` (its index in the unpadded row)."""
         if self.sampling.greedy:
             return int(processed_V.argmax())
-        scores_V = processed_V / self.sampling.temperature
+        scores_V = self.sampling.tempered(processed_V)
         noisy_V = scores_V + self.noise(position, len(scores_V)).to(scores_V.device)
         return int(noisy_V.masked_fill_(~keep(scores_V, self.sampling), float("-inf")).argmax())
 
     def probabilities(self, processed_V: torch.Tensor) -> torch.Tensor:
-        """float64 [V]: what `choose` draws from; greedy: all on the best token."""
+        """float64 [..., V]: what `choose` draws from; greedy: all on the best token."""
         if self.sampling.greedy:
-            return torch.nn.functional.one_hot(processed_V.argmax(), len(processed_V)).double()
-        scores_V = processed_V / self.sampling.temperature
+            return torch.nn.functional.one_hot(processed_V.argmax(-1), processed_V.shape[-1]).double()
+        scores_V = self.sampling.tempered(processed_V)
         return scores_V.double().masked_fill(~keep(scores_V, self.sampling), float("-inf")).softmax(-1)
+
+    def warped(self, processed_V: torch.Tensor) -> torch.Tensor:
+        """Hugging Face's scores [V]: divided by the temperature, -inf where a filter drops the token."""
+        if self.sampling.greedy:
+            return processed_V
+        kept_V = keep(self.sampling.tempered(processed_V), self.sampling)
+        return (processed_V / self.sampling.temperature).masked_fill(~kept_V, float("-inf"))
 
     def draft_scores(
         self,
@@ -152,14 +169,22 @@ class RowSampler:
         log_q_KV = logits_KV.float().log_softmax(-1)
         if self.sampling.greedy:
             return log_q_KV
-        temperature = self.sampling.temperature
-        kept_KV = keep(log_q_KV / temperature, self.sampling)
+        kept_KV = keep(self.sampling.tempered(log_q_KV), self.sampling)
         if target_ids_V is None:
             noise_V = self.noise(position, log_q_KV.shape[-1])
         else:
             noise_V = self.noise(position, target_size or int(target_ids_V.max()) + 1)[target_ids_V.cpu()]
-        noisy_KV = log_q_KV + temperature * noise_V.to(log_q_KV.device)
+        noisy_KV = log_q_KV + self.sampling.temperature * noise_V.to(log_q_KV.device)
         return noisy_KV.masked_fill(~kept_KV, float("-inf")).log_softmax(-1)
+
+    def draft_log_q(self, logits_ND: torch.Tensor) -> torch.Tensor:
+        """float32 [..., D]: what draft tokens are drawn from: temperature and filters applied, -inf for what they drop.
+
+        logits_ND: untempered draft logits. Greedy rows get plain log q.
+        """
+        if self.sampling.greedy:
+            return logits_ND.float().log_softmax(-1)
+        return self.probabilities(logits_ND.float()).log().float()
 
     def noise(self, position: int, tokens: int) -> torch.Tensor:
         """G(row_seed, position, .) for the first `tokens` ids: drafting and verification share it."""

@@ -1,9 +1,10 @@
-"""Medians, ratios and their bootstrap intervals."""
+"""Medians, ratios and their bootstrap intervals; the chi-square test."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,3 +58,25 @@ def paired_ratio(
     low, high = bootstrap_interval(ratios.tolist(), seed=seed)
     pooled = sum(above for above, _ in totals) / sum(below for _, below in totals)
     return Estimate(median=float(np.median(ratios)), low=low, high=high, pooled=pooled, samples=len(ratios))
+
+
+def chi_square_p_value(counts_V: Sequence[int], probabilities_V: Sequence[float]) -> float:
+    """P-value of Pearson's chi-square test that the counts were drawn with the probabilities.
+
+    Cells that expect fewer than 5 are pooled, the smallest first. A count where the probability is 0 gives 0.
+    """
+    counts = np.asarray(counts_V, dtype=np.float64)
+    expected = np.asarray(probabilities_V, dtype=np.float64)
+    assert counts.shape == expected.shape
+    if counts[expected == 0].sum():
+        return 0.0
+    expected = expected / expected.sum() * counts.sum()
+    order = np.argsort(expected)
+    pooled = max(int((np.cumsum(expected[order]) < 5).sum()) + 1, int((expected < 5).sum()))
+    group = np.maximum(np.arange(len(order)) - pooled + 1, 0)
+    counts, expected = np.bincount(group, counts[order]), np.bincount(group, expected[order])
+    if len(counts) == 1:
+        return 1.0
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    half = torch.tensor([len(counts) - 1, statistic], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(half[0], half[1]))

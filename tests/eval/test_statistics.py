@@ -1,0 +1,30 @@
+"""The chi-square test: its p-values are uniform under the hypothesis, small beside it."""
+
+import numpy as np
+
+from eagle.eval.statistics import chi_square_p_value
+
+
+def test_the_textbook_value() -> None:
+    """Statistic 4.214, 2 degrees of freedom."""
+    assert abs(chi_square_p_value([50, 30, 20], [0.4, 0.35, 0.25]) - 0.121585) < 1e-6
+
+
+def test_p_values_are_uniform_when_the_hypothesis_holds_even_with_rare_cells() -> None:
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.full(30, 0.3))
+    values = [
+        chi_square_p_value(generator.multinomial(300, probabilities).tolist(), probabilities.tolist())
+        for _ in range(1000)
+    ]
+    assert np.abs(np.quantile(values, [0.05, 0.25, 0.5, 0.75]) - [0.05, 0.25, 0.5, 0.75]).max() < 0.05
+
+
+def test_a_wrong_distribution_is_found_and_an_impossible_count_is_certain() -> None:
+    counts = np.random.default_rng(1).multinomial(2000, [0.3, 0.3, 0.4]).tolist()
+    assert chi_square_p_value(counts, [0.25, 0.35, 0.4]) < 1e-4
+    assert chi_square_p_value([5, 0, 1], [0.5, 0.5, 0.0]) == 0.0
+
+
+def test_too_few_counts_say_nothing() -> None:
+    assert chi_square_p_value([3, 1], [0.5, 0.5]) == 1.0
