@@ -104,6 +104,9 @@ class HeadConfig:
     """eagle1: the EAGLE-1 / EAGLE-2 head (their weights are the same; the trees differ)."""
     fc_bias: bool = False
     """Bias of the fusing projection; servers such as vLLM cannot load one."""
+    draft_vocab_size: int | None = None
+    """Draft only this many tokens, the most frequent ones of the training store's supervised positions: drafting's LM head
+    costs so much less. null: all of the target's."""
     init_from: str | None = None
     """Start from this head (a folder or hub id) instead of random weights."""
 
@@ -166,14 +169,33 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """The draft tree (EAGLE-2 dynamic tree). Defaults as published for EAGLE-2."""
+    """How drafts are made and verified. Defaults: the tree published for EAGLE-2."""
 
+    drafter: Literal["eagle2", "static", "chain", "model", "ngram", "none"] = "eagle2"
+    """What proposes. eagle2: the head, in a tree of its most confident guesses; static: the head, in a tree of fixed shape
+    (EAGLE-1); chain: the head, one guess after the other; model: a small language model, in eagle2's tree (top_k 1: a
+    chain); ngram: what followed the last tokens before (prompt lookup); none: plain decoding."""
     budget: int = 60
     """Nodes per verification, the root included."""
     top_k: int = 10
     """Children per expanded node, and nodes expanded per level."""
     depth: int = 6
     """Levels below the root."""
+    tree_file: str | None = None
+    """static: a JSON list of child-rank paths, [[0], [1], [0, 0], ...]; null: the 25 published for EAGLE-1."""
+    draft_model: str | None = None
+    """model: a folder, hub id or .gguf file with the target's tokenizer."""
+    ngram_min: int = 1
+    """ngram: shortest suffix looked up, in tokens."""
+    ngram_max: int = 4
+    """ngram: longest one, tried first."""
+    ngram_continuations: int = 1
+    """ngram: different continuations per tree; 1: a chain."""
+    rule: Literal["coupled", "rejection", "block", "top_k", "typical"] = "coupled"
+    """Verification rule. coupled: plain decoding's text, token for token; rejection, block (chains: top_k 1): the target's
+    distribution; top_k, typical: lossy."""
+    children: Literal["auto", "coupled", "sampled", "top"] = "auto"
+    """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ import torch
 from eagle.dynamic_tree import DynamicTree
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead
+from eagle.level_drafter import TreeShape
 from eagle.rows import Row
+from eagle.sampled_tree import SampledTree
 from eagle.token_layers import TokenLayers
-from eagle.tree import DraftTree
+from eagle.tree import Children, DraftTree
 
 
 class Drafter(Protocol):
@@ -37,8 +39,23 @@ class EagleDrafter(HeadDrafter):
     """EAGLE-2: a draft head with the dynamic tree.
 
     budget: nodes per tree, the root included. top_k: children per expanded node, and nodes expanded per level.
-    depth: levels below the root. top_k = 1 gives a chain. Raises EagleError for a number below 1.
+    depth: levels below the root. top_k = 1 gives a chain. children: how they are chosen (see eagle.tree.Children);
+    "sampled" takes a tree of fixed widths (eagle/sampled_tree.py). Raises EagleError for a number below 1.
     """
 
-    def __init__(self, head: EagleHead, tokens: TokenLayers, *, budget: int = 60, top_k: int = 10, depth: int = 6):
-        super().__init__(head, tokens, DynamicTree(budget=budget, top_k=top_k, depth=depth))
+    def __init__(
+        self,
+        head: EagleHead,
+        tokens: TokenLayers,
+        *,
+        budget: int = 60,
+        top_k: int = 10,
+        depth: int = 6,
+        children: Children = "coupled",
+    ):
+        shape: TreeShape
+        if children == "sampled":
+            shape = SampledTree(budget=budget, top_k=top_k, depth=depth)
+        else:
+            shape = DynamicTree(budget=budget, top_k=top_k, depth=depth, children=children)
+        super().__init__(head, tokens, shape)

@@ -4,6 +4,7 @@ B rows, N nodes, H hidden, K = top_k, M candidates, W = ceil(columns / 64).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -24,6 +25,8 @@ class DynamicTree:
     """Children per expanded node, and nodes expanded per level."""
     depth: int = 6
     """Levels below the root."""
+    children: Literal["coupled", "top"] = "coupled"
+    """coupled: by the confidence that shares verification's noise; top: by plain q."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "top_k", "depth"):
@@ -46,7 +49,9 @@ class DynamicTree:
         # Tree columns of the cache: K per expanded level; their depth is counted behind the committed ones.
         column_depths_C = torch.arange(depth - 1).repeat_interleave(K)
         width = max(1, -(-len(column_depths_C) // 64))
-        tokens_BM, scores_BM = draft.children(draft.predicted_BH[:, None], torch.zeros(rows, 1), depth=1, count=K)
+        tokens_BM, scores_BM = draft.children(
+            draft.predicted_BH[:, None], torch.zeros(rows, 1), depth=1, count=K, choice=self.children
+        )
         candidates = [(tokens_BM, scores_BM, torch.full((rows, K), -1))]
 
         # Level 1's beam is all of the root's children; their drafting feature is the one predicted for the root.
@@ -62,7 +67,9 @@ class DynamicTree:
                 offset=(level - 1) * K,
             )
             predictions_BKH = draft.run(beam_features, beam_tokens, step)
-            tokens_BM, scores_BM = draft.children(predictions_BKH, beam_scores, depth=level + 1, count=K)
+            tokens_BM, scores_BM = draft.children(
+                predictions_BKH, beam_scores, depth=level + 1, count=K, choice=self.children
+            )
             candidates.append((tokens_BM, scores_BM, beam_number.repeat_interleave(K, dim=1)))
             if level == depth - 1:
                 break
@@ -90,6 +97,7 @@ class DynamicTree:
             torch.cat([roots_B[:, None].cpu(), tokens_BM.gather(1, chosen_BN)], dim=1),
             torch.cat([torch.full((rows, 1), -1), parents_BN], dim=1),
             torch.cat([torch.zeros(rows, 1), scores_BM.gather(1, chosen_BN)], dim=1),
+            children=self.children,
         )
 
 

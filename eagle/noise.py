@@ -8,8 +8,7 @@ Streams keep coupling noise, acceptance coins, draft sampling and final draws ap
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
-from typing import SupportsInt
+from typing import SupportsInt, TypeVar
 
 import torch
 
@@ -28,7 +27,8 @@ _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 def philox(seed: int, c0: Word, c1: int | Word, c2: int | Word, c3: int | Word = 0) -> tuple[Word, Word, Word, Word]:
     """Four 32-bit words per counter: c0 an int, or an int64 tensor whose shape they take. `seed`: 64 bits. Counters: 32."""
     key0, key1 = seed & _MASK, (seed >> 32) & _MASK
-    word0, word1, word2, word3 = (c0, *(c + 0 * c0 for c in (c1, c2, c3)))
+    counters: list[Any] = [c0, *(c + 0 * c0 for c in (c1, c2, c3))]
+    word0, word1, word2, word3 = counters
     for _ in range(10):
         # 64-bit products of 32-bit words wrap in int64 to the right bits; the mask undoes the sign of the shift.
         product_a, product_b = word0 * _ROUND_A, word2 * _ROUND_B
@@ -57,7 +57,7 @@ def gumbel(seed: int, position: int, tokens: int, *, stream: int = COUPLING, cyc
 
 def coin(seed: int, position: int, index: int, *, stream: int = COINS) -> float:
     """A uniform number in (0, 1), both ends excluded, for decision `index` at a position."""
-    return (philox(seed, index, position, stream)[0] + 0.5) * 2.0**-32
+    return (int(philox(seed, index, position, stream)[0]) + 0.5) * 2.0**-32
 
 
 def row_seeds(seed: SupportsInt | Sequence[int] | None, rows: int) -> list[int]:

@@ -5,6 +5,40 @@ from typing import Any
 
 
 @dataclasses.dataclass(kw_only=True)
+class BeamStats:
+    """Work and memory of one row's beam search. A target row is one hypothesis in one forward."""
+
+    num_beams: int
+    """Hypotheses carried along at most."""
+    steps: int = 0
+    """Tokens by which the search advanced, the prefill's first one included."""
+    forward_rows: int = 0
+    """Target rows computed after the prefill: live hypotheses expanded."""
+    expansions_avoided: int = 0
+    """Target rows saved: hypotheses of each step that would have been expanded next, had pruning not dropped them."""
+    candidates_pruned: int = 0
+    """Candidates that pruning dropped, whether or not they would have been expanded."""
+    kv_bytes: int = 0
+    """Memory reserved for the row's keys and values at its most hypotheses."""
+    plain_kv_bytes: int = 0
+    """The same for plain decoding of the row: one hypothesis."""
+
+    @property
+    def share_saved(self) -> float:
+        """Share of the target rows that pruning saved."""
+        return self.expansions_avoided / max(self.expansions_avoided + self.forward_rows, 1)
+
+    def count_pruned(self, candidates: int, *, beams: int) -> None:
+        """Counts one step's dropped candidates, and those of them that would have been live."""
+        self.candidates_pruned += candidates
+        self.expansions_avoided += beams
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields and derived figures as JSON values."""
+        return dataclasses.asdict(self) | {"share_saved": self.share_saved}
+
+
+@dataclasses.dataclass(kw_only=True)
 class DecodeStats:
     """Counts and times of one row's generation. The prefill and the token it yields are outside every ratio."""
 
@@ -28,6 +62,13 @@ class DecodeStats:
     """"eos", "stop" (a stop string or criterion) or "length"."""
     seed: int = 0
     """The row's 64-bit seed."""
+    rule: str = "coupled"
+    """The verification rule (eagle.rules)."""
+    lossless: bool = True
+    """Whether that rule leaves the target's distribution as it is; False: the text is not a sample of the target's."""
+
+    beams: BeamStats | None = None
+    """Of a search (num_beams above 1)."""
 
     @property
     def verify_steps(self) -> int:
@@ -77,4 +118,5 @@ class DecodeStats:
     def as_dict(self) -> dict[str, Any]:
         """Fields and derived figures as JSON values."""
         derived = ("verify_steps", "tau", "tau_trimmed", "acceptance_per_depth", "host_ms", "tokens_per_second")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+        beams = self.beams.as_dict() if self.beams is not None else None
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived} | {"beams": beams}

@@ -1,13 +1,20 @@
 """DraftTree: the tokens a target verifies in one forward, and how they hang together.
 
-B rows, N nodes, W = ceil(N / 64). Node 0 is the root: the last committed token. Parents come before their children.
+B rows, N nodes, W = ceil(N / 64), E nodes whose q is recorded, V vocabulary. Node 0 is the root: the last
+committed token. Parents come before their children.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from eagle.kernels.tree_attention.reference import own_bits
+
+Children = Literal["coupled", "sampled", "top"]
+"""How a tree's children were chosen, which decides what rules may verify it. coupled: with the noise that the coupled walk
+emits with. sampled: drawn without replacement from a recorded q, with noise of their own; siblings lie in draw order, and
+all that were drawn are there. top: without chance (the top-k of q, an n-gram's continuation, a fixed list)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,13 @@ class DraftTree:
     """float32 log of the product of draft probabilities along the path; 0 for the root."""
     ancestors_BNW: torch.Tensor
     """int64 bits: bit j of row i says that node j is i or an ancestor of i."""
+    children: Children = "top"
+    """How the children were chosen."""
+    log_q_BEV: torch.Tensor | None = None
+    """float32, on the draft's device; sampled trees: the log-probabilities that an expanded node's children were drawn from
+    (-inf: never drawn; such a child is a filler, there because q had fewer tokens than children were wanted)."""
+    q_row_BN: torch.Tensor | None = None
+    """int64; sampled trees: a node's place in log_q_BEV; -1 for a node that was not expanded."""
 
     @property
     def nodes(self) -> int:
@@ -31,9 +45,17 @@ class DraftTree:
 
     @classmethod
     def from_parents(
-        cls, tokens_BN: torch.Tensor, parents_BN: torch.Tensor, log_confidence_BN: torch.Tensor | None = None
+        cls,
+        tokens_BN: torch.Tensor,
+        parents_BN: torch.Tensor,
+        log_confidence_BN: torch.Tensor | None = None,
+        *,
+        children: Children = "top",
+        log_q_BEV: torch.Tensor | None = None,
+        q_row_BN: torch.Tensor | None = None,
     ) -> "DraftTree":
         """Derives depths and ancestor bits. Parents must come before their children."""
+        assert (children == "sampled") == (log_q_BEV is not None) == (q_row_BN is not None)
         depths_BN, ancestors_BNW = ancestry(parents_BN)
         if log_confidence_BN is None:
             log_confidence_BN = torch.zeros(tokens_BN.shape)
@@ -43,16 +65,43 @@ class DraftTree:
             depths_BN=depths_BN,
             log_confidence_BN=log_confidence_BN,
             ancestors_BNW=ancestors_BNW,
+            children=children,
+            log_q_BEV=log_q_BEV,
+            q_row_BN=q_row_BN,
         )
 
     def up_to_depth(self, depth: int) -> "DraftTree":
-        """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them."""
+        """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them.
+
+        Whole levels go, whatever was drawn: a sampled tree remains one.
+        """
         count = int((self.depths_BN <= depth).sum(dim=1).max())
         if count == self.nodes:
             return self
         return DraftTree.from_parents(
-            self.tokens_BN[:, :count], self.parents_BN[:, :count], self.log_confidence_BN[:, :count]
+            self.tokens_BN[:, :count],
+            self.parents_BN[:, :count],
+            self.log_confidence_BN[:, :count],
+            children=self.children,
+            log_q_BEV=self.log_q_BEV,
+            q_row_BN=None if self.q_row_BN is None else self.q_row_BN[:, :count],
         )
+
+    def children_of(self, row: int) -> list[list[int]]:
+        """The children of every node of a row, ascending (of a sampled tree: in the order they were drawn)."""
+        children: list[list[int]] = [[] for _ in range(self.nodes)]
+        for node, parent in enumerate(self.parents_BN[row].tolist()):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
+
+    def q_after(self, row: int, node: int) -> torch.Tensor:
+        """float64 [V]: what the children of an expanded node of a sampled tree were drawn from."""
+        assert self.log_q_BEV is not None
+        assert self.q_row_BN is not None
+        place = int(self.q_row_BN[row, node])
+        assert place >= 0, f"node {node} has children and no recorded q"
+        return self.log_q_BEV[row, place].double().softmax(-1)
 
     @classmethod
     def roots(cls, tokens_B: torch.Tensor) -> "DraftTree":

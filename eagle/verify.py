@@ -1,15 +1,17 @@
-"""Verification: which of a draft tree's nodes are accepted, and which token follows them. One class a rule, by name.
+"""Verification: which of a draft tree's nodes are accepted, and which token follows them. One class a rule.
 
 A rule sees the tree and, for the nodes it visits, the target (`NodeView`). It emits tokens: those of the accepted nodes
-and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree).
+and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree). Here: the protocol and the coupled
+walk; the other rules are in eagle/verify_rejection.py, verify_block.py and verify_lossy.py, their names in eagle/rules.py.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
-from eagle.tree import DraftTree
+from eagle.errors import EagleError
+from eagle.tree import Children, DraftTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,22 @@ class NodeView(Protocol):
     def choose(self, node: int, accepted: list[int]) -> int:
         """The token that plain sampling emits after the node."""
 
+    def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
+        """float32 [V]: the target's logits after the node, processors applied, temperature and filters not."""
+
     def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
         """float64 [V]: the target's distribution after the node, processors, temperature and filters applied."""
 
-    def coin(self, accepted: list[int], attempt: int) -> float:
-        """Uniform in (0, 1) from the acceptance stream, for the attempt-th decision after `accepted`."""
+    def accepts(self, probability: float, accepted: list[int], attempt: int) -> bool:
+        """True with the probability (1 and more: always; 0: never): the attempt-th decision after `accepted`."""
+
+    def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
+        """A token drawn in proportion to the weights: the one that ends the walk, after `accepted`."""
+
+
+Noise = Literal["coupling", "independent"]
+"""What a rule's chance comes from. coupling: the noise plain sampling chooses with, which drafting may share. independent:
+coins and final draws that no draft has seen; drafts made with the coupling noise would not be what their q says."""
 
 
 class Rule(Protocol):
@@ -43,9 +56,37 @@ class Rule(Protocol):
     name: str
     lossless: bool
     """Whether the output is distributed exactly as the target's."""
+    noise: Noise
+    children: tuple[Children, ...]
+    """How a tree's children may have been chosen; the first is what drafts best for the rule."""
+    chains_only: bool
+    """Whether a node may have no more than one child."""
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
-        """Verifies row `row` of the tree."""
+        """Verifies row `row` of the tree. Raises EagleError for a tree that the rule cannot verify."""
+
+
+def check_tree(rule: Rule, *, children: Children, chain: bool) -> None:
+    """Raises EagleError unless the rule can verify trees (or chains) with children chosen that way."""
+    if children not in rule.children:
+        raise EagleError(
+            f'the rule "{rule.name}" got a tree whose children are "{children}", expected {_either(rule.children)}: '
+            f"{_WHY[rule.noise]}; draft with children={_either(rule.children)}"
+        )
+    if rule.chains_only and not chain:
+        raise EagleError(
+            f'the rule "{rule.name}" got a tree with siblings, expected a chain; draft with top_k=1 (or take another rule)'
+        )
+
+
+_WHY = {
+    "coupling": "its noise is plain sampling's",
+    "independent": "its acceptance holds only for children chosen apart from the noise that verification draws with",
+}
+
+
+def _either(names: tuple[Children, ...]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
 
 
 class Coupled:
@@ -55,7 +96,9 @@ class Coupled:
     (argmax of scores + shared Gumbel noise).
     """
 
-    name, lossless = "coupled", True
+    name, lossless, chains_only = "coupled", True, False
+    noise: Noise = "coupling"
+    children: tuple[Children, ...] = ("coupled", "top", "sampled")
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         parents, tokens = tree.parents_BN[row].tolist(), tree.tokens_BN[row].tolist()

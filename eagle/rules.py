@@ -1,0 +1,33 @@
+"""Verification rules by name."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+from eagle.errors import EagleError
+from eagle.verify import Coupled, Rule
+from eagle.verify_block import Block
+from eagle.verify_lossy import TopK, Typical
+from eagle.verify_rejection import Rejection
+
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Coupled, Rejection, Block, TopK, Typical)}
+
+
+def make_rule(name: str, **options: Any) -> Rule:
+    """The rule of that name; options: the fields of its class (top_k: k; typical: epsilon, delta).
+
+    Raises EagleError for an unknown name or option (with the nearest one) or an option out of its range.
+    """
+    if name not in RULES:
+        raise EagleError(f'unknown rule "{name}"; {_nearest(name, list(RULES))}')
+    rule = RULES[name]
+    known: list[str] = [field.name for field in dataclasses.fields(rule)] if dataclasses.is_dataclass(rule) else []
+    for option in options:
+        if option not in known:
+            raise EagleError(f'the rule "{name}" has no option {option}; {_nearest(option, known)}')
+    return rule(**options)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
