@@ -8,7 +8,7 @@ Streams keep coupling noise, acceptance coins, draft sampling and final draws ap
 
 import math
 from collections.abc import Sequence
-from typing import SupportsInt, TypeVar
+from typing import Any, SupportsInt, TypeVar
 
 import torch
 
