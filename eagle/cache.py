@@ -36,6 +36,21 @@ class _TreeLayer(CacheLayerMixin):
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
         self.capacity = capacity
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys, self.values
+
+    def take_rows(self, index: torch.Tensor, *, used: int) -> None:
+        """The first `used` slots of the rows in `index`; in place where the number of rows stays."""
+        if self.is_initialized:
+            in_place = len(index) == self.rows
+            for name in ("keys", "values"):
+                old = getattr(self, name)
+                new = old if in_place else old.new_zeros(len(index), *old.shape[1:])
+                new[:, :, :used] = old[:, :, :used].index_select(0, index.to(old.device))
+                setattr(self, name, new)
+        self.rows = len(index)
+
     # What Hugging Face's abstract base asks for; our own code never calls these.
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("TreeCache.update writes for its layers")
@@ -130,16 +145,24 @@ class TreeCache(Cache):
                 layer.values[row_B1, :, target] = layer.values[row_B1, :, source]
         self.lengths_B = self.lengths_B + counts_B
 
-    @torch.inference_mode()
+    @property
+    def row_bytes(self) -> int:
+        """Memory reserved for one row's keys and values over all layers."""
+        return sum(t.nbytes // self.rows for layer in self.layers if layer.is_initialized for t in layer.tensors)
+
     def keep_rows(self, kept: Sequence[int]) -> None:
         """Drops the rows that are not in `kept` (ascending)."""
-        index = torch.tensor(list(kept))
+        self.reorder(kept)
+
+    @torch.inference_mode()
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] holds as committed; rows may come several times or not at all."""
+        if list(rows) == list(range(self.rows)):
+            return
+        index, used = torch.tensor(list(rows)), self.longest
         for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys = layer.keys.index_select(0, index.to(layer.keys.device))
-                layer.values = layer.values.index_select(0, index.to(layer.values.device))
-            layer.rows = len(kept)
-        self.lengths_B, self.rows = self.lengths_B[index], len(kept)
+            layer.take_rows(index, used=used)
+        self.lengths_B, self.rows = self.lengths_B[index], len(index)
 
     @torch.inference_mode()
     def copy_row(self, row: int, source: "TreeCache", source_row: int) -> None:

@@ -13,8 +13,9 @@ class CountPenalty:
         self.prompt, self.presence, self.frequency = prompt, presence, frequency
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """input_ids int64 [1, T], scores float32 [1, V] -> [1, V]."""
-        seen, counts = input_ids[0, self.prompt :].unique(return_counts=True)
+        """input_ids int64 [M, T], scores float32 [M, V] -> [M, V]."""
         scores = scores.clone()
-        scores[0, seen] -= self.presence + self.frequency * counts.to(scores.dtype)
+        for row_scores, row_ids in zip(scores, input_ids):
+            seen, counts = row_ids[self.prompt :].unique(return_counts=True)
+            row_scores[seen] -= self.presence + self.frequency * counts.to(scores.dtype)
         return scores
