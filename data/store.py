@@ -240,6 +240,14 @@ class FeatureStore:
             aux_TA=read("aux") if self.manifest["layers"] else None,
         )
 
+    def ids_and_mask(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """input_ids int64 [T] and loss_mask bool [T] of a document, without reading its features."""
+        handle, _ = self._open(int(self._shard_of[number]))
+        start = int(self._start_of[number])
+        end = start + int(self.lengths[number])
+        ids_T, mask_T = handle.get_slice("input_ids")[start:end], handle.get_slice("loss_mask")[start:end]
+        return ids_T.to(torch.int64), mask_T.clone()
+
     def token_layers(self) -> TokenLayers:
         """The target's frozen embedding and LM head."""
         return TokenLayers.load(self.directory)

@@ -21,6 +21,7 @@ from eagle.train.metrics import validate
 from eagle.train.schedule import total_steps
 from eagle.train.step import StepResult, Training, train_step
 from eagle.train.trackers import Trackers
+from eagle.vocab import DraftTokens
 
 
 def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
@@ -57,7 +58,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     micro_batches = MicroBatches(
         store,
         order,
-        hidden_size=training.tokens.hidden_size,
+        hidden_size=training.tokens.full.hidden_size,
         noise=recipe.train.noise,
         start=first,
         end=total,
@@ -105,7 +106,9 @@ def _start(
     """The head, its optimiser and where they stand: at the newest checkpoint, or at the initial weights."""
     config = recipe.train
     tokens = store.token_layers()
-    head = run.build_head(recipe, hidden_size=tokens.hidden_size)
+    chosen = run.draft_vocabulary(recipe.head, store)
+    head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen)
+    vocabulary = head.vocabulary
     head.config.target_identity = store.manifest.get("target")
     checkpoint = checkpoints.newest(recipe.train_dir)
     progress = checkpoints.Progress(identity=identity)
@@ -129,7 +132,7 @@ def _start(
         recipe=recipe,
         accelerator=accelerator,
         store=store,
-        tokens=tokens.to(accelerator.device, dtype),
+        tokens=DraftTokens(tokens.to(accelerator.device, dtype), vocabulary),
         order=order,
         total=total,
         model=model,

@@ -1,8 +1,9 @@
 """Validation: both losses, agreement, and the acceptance that a short draft chain would have, without decoding.
 
 K chain depths (0 is the first draft token, 0-alpha), S supervised tokens of a document, C rows of a chunk, V the
-vocabulary. The chain is teacher-forced: its tokens are the document's, its features the head's own
-(see eagle/train/chain.py).
+vocabulary, D the draft vocabulary. The chain is teacher-forced: its tokens are the document's, its features the head's
+own (see eagle/train/chain.py). Acceptance and agreement are with the target's FULL distribution, whatever the head can
+say; the losses are those of training (eagle/train/loss.py).
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from torch.nn import functional
 
 from eagle.data.store import Document, FeatureStore
 from eagle.heads import EagleHead
-from eagle.token_layers import TokenLayers
 from eagle.train.chain import unroll
-from eagle.train.loss import CHUNK_ELEMENTS
+from eagle.train.loss import CHUNK_ELEMENTS, restricted_teacher
+from eagle.vocab import DraftTokens
 
 
 class Tally:
@@ -67,7 +68,7 @@ def _ratios(numerators_K: torch.Tensor, denominators_K: torch.Tensor) -> list[fl
 
 @torch.no_grad()
 def tally_document(
-    tally: Tally, head: EagleHead, document: Document, *, tokens: TokenLayers, device: torch.device
+    tally: Tally, head: EagleHead, document: Document, *, tokens: DraftTokens, device: torch.device
 ) -> None:
     """Adds one document (T >= 3 tokens) to the tally.
 
@@ -75,25 +76,28 @@ def tally_document(
     logits(f_{m-1}).
     """
     features_TH = document.features_TH.to(device, torch.float32)
-    embeddings_TH = tokens.embed(document.input_ids_T[None].to(device))[0]
+    embeddings_TH = tokens.full.embed(document.input_ids_T[None].to(device))[0]
     chain = unroll(head, features_TH=features_TH, embeddings_TH=embeddings_TH, depth=len(tally.counted_K))
     supervised_S = document.loss_mask_T.nonzero()[:, 0].to(device)
     supervised_S = supervised_S[supervised_S >= 2]
     # agreed[s][i]: the chain from index i drafts the target's greedy choice at depth s. judged[s][i]: it counts.
     agreed, judged = ([torch.zeros(len(step), dtype=torch.bool, device=device) for step in chain] for _ in "ab")
-    for m_C in supervised_S.split(max(1, CHUNK_ELEMENTS // tokens.vocab_size)):
-        teacher_CV = tokens.logits(features_TH[m_C - 1]).float().softmax(dim=-1)
-        greedy_C = teacher_CV.argmax(dim=-1)
+    for m_C in supervised_S.split(max(1, CHUNK_ELEMENTS // tokens.full.vocab_size)):
+        logits_CV = tokens.full.logits(features_TH[m_C - 1]).float()
+        greedy_C, teacher_CD = logits_CV.argmax(dim=-1), tokens.restrict(logits_CV.softmax(dim=-1))
+        learned_CD, learns_C1 = restricted_teacher(logits_CV, tokens)
+        if learns_C1 is not None:
+            learned_CD = learned_CD * learns_C1
         for depth, predictions_IH in enumerate(chain):
             reached = m_C - 2 - depth >= 0
             row_C = (m_C - 2 - depth)[reached]
-            student_CV = tokens.logits(predictions_IH[row_C]).float()
+            student_CD = tokens.logits(predictions_IH[row_C]).float()
             if depth == 0:
                 tally.losses[0] += _smooth_l1(predictions_IH[row_C], features_TH[m_C - 1])
-                tally.losses[1] += functional.cross_entropy(student_CV, teacher_CV, reduction="sum")
+                tally.losses[1] += functional.cross_entropy(student_CD, learned_CD, reduction="sum")
             tally.counted_K[depth] += len(row_C)
-            tally.acceptance_K[depth] += torch.minimum(student_CV.softmax(dim=-1), teacher_CV[reached]).sum()
-            agreed[depth][row_C] = student_CV.argmax(dim=-1) == greedy_C[reached]
+            tally.acceptance_K[depth] += torch.minimum(student_CD.softmax(dim=-1), teacher_CD[reached]).sum()
+            agreed[depth][row_C] = tokens.to_target(student_CD.argmax(dim=-1)) == greedy_C[reached]
             judged[depth][row_C] = True
     alive = torch.ones(len(chain[0]), dtype=torch.bool, device=device)
     for depth, (agreed_I, judged_I) in enumerate(zip(agreed, judged, strict=True)):
@@ -112,7 +116,7 @@ def validate(
     store: FeatureStore,
     documents: Sequence[int],
     *,
-    tokens: TokenLayers,
+    tokens: DraftTokens,
     depth: int,
     accelerator: Accelerator,
     autocast: torch.autocast,

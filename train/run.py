@@ -20,6 +20,7 @@ from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.loading import load_config
 from eagle.train.batches import SHORTEST, Order
+from eagle.vocab import DraftVocabulary
 
 # Keys of a recipe's `train` section that a resumed run may change: they touch no weight. (batch_size and
 # gradient_accumulation count as their product with the number of processes, epochs and max_steps as the total.)
@@ -78,7 +79,7 @@ def training_order(store: FeatureStore, recipe: Recipe, *, processes: int) -> Or
             f"the feature store {store.directory} has no training document of {SHORTEST} tokens or more "
             f"({len(store)} documents in all); check data.sources with `eagle data inspect RECIPE`"
         )
-    if not any(bool(store[number].loss_mask_T[2:].any()) for number in documents):
+    if not any(bool(store.ids_and_mask(number)[1][2:].any()) for number in documents):
         raise EagleError(
             f"none of the {len(documents)} training documents of {store.directory} has a supervised (assistant) token; "
             "check the loss mask with `eagle data inspect RECIPE`"
@@ -96,16 +97,21 @@ def long_enough(store: FeatureStore, split: str) -> list[int]:
     return [number for number in store.split(split) if store.lengths[number] >= SHORTEST]
 
 
-def build_head(recipe: Recipe, *, hidden_size: int) -> EagleHead:
+def build_head(recipe: Recipe, *, hidden_size: int, vocabulary: DraftVocabulary | None = None) -> EagleHead:
     """The head in float32 with its initial weights: random, a function of train.seed alone, or those of head.init_from.
 
-    Raises EagleError when the head is not as wide as the store's features.
+    vocabulary: a new head's reduced draft vocabulary; one of head.init_from keeps its own.
+    Raises EagleError when the head is not as wide as the store's features, or the vocabulary does not fit.
     """
     if recipe.head.init_from is not None:
         head = load_head(recipe.head.init_from).float()
         _check_loaded(head, recipe.head, hidden_size)
     else:
-        config = EagleHeadConfig.for_target(load_config(recipe.target), fc_bias=recipe.head.fc_bias)
+        config = EagleHeadConfig.for_target(
+            load_config(recipe.target),
+            fc_bias=recipe.head.fc_bias,
+            draft_vocab_size=None if vocabulary is None else vocabulary.size,
+        )
         if config.hidden_size != hidden_size:
             raise EagleError(
                 f"the feature store has features of size {hidden_size}, but {recipe.target.model} has hidden size "
@@ -114,7 +120,24 @@ def build_head(recipe: Recipe, *, hidden_size: int) -> EagleHead:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.train.seed)
             head = EagleHead(config).float()
+        if vocabulary is not None:
+            head.set_vocabulary(vocabulary)
     return head.requires_grad_(True).train()
+
+
+def draft_vocabulary(config: HeadConfig, store: FeatureStore) -> DraftVocabulary | None:
+    """A new head's draft vocabulary: the head.draft_vocab_size most frequent tokens of the training documents' supervised
+    positions. None: all tokens, or what head.init_from brings."""
+    if config.draft_vocab_size is None or config.init_from is not None:
+        return None
+    size = store.token_layers().vocab_size
+    if config.draft_vocab_size == size:
+        return None
+    counts_V = torch.zeros(size, dtype=torch.int64)
+    for number in store.split("train"):
+        ids_T, mask_T = store.ids_and_mask(number)
+        counts_V += torch.bincount(ids_T[mask_T], minlength=size)
+    return DraftVocabulary.most_frequent(counts_V, config.draft_vocab_size)
 
 
 def _check_loaded(head: EagleHead, config: HeadConfig, hidden_size: int) -> None:
@@ -127,6 +150,12 @@ def _check_loaded(head: EagleHead, config: HeadConfig, hidden_size: int) -> None
         raise EagleError(
             f"head.fc_bias is {config.fc_bias}, but the head {config.init_from} (head.init_from) has "
             f"fc_bias {head.config.fc_bias}; set head.fc_bias to {head.config.fc_bias}"
+        )
+    if head.config.draft_vocab_size != config.draft_vocab_size:
+        own = "null" if head.config.draft_vocab_size is None else head.config.draft_vocab_size
+        raise EagleError(
+            f"head.draft_vocab_size is {config.draft_vocab_size}, but the head {config.init_from} (head.init_from) drafts "
+            f"{'all tokens' if own == 'null' else f'{own} tokens'}; set head.draft_vocab_size to {own}"
         )
 
 

@@ -17,11 +17,11 @@ from torch.nn.utils import get_total_norm
 from eagle.config import Recipe
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
-from eagle.token_layers import TokenLayers
 from eagle.train import checkpoints
 from eagle.train.batches import Batch, Order
 from eagle.train.loss import draft_losses
 from eagle.train.schedule import learning_rate
+from eagle.vocab import DraftTokens
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Training:
     recipe: Recipe
     accelerator: Accelerator
     store: FeatureStore
-    tokens: TokenLayers
+    tokens: DraftTokens
     order: Order
     total: int
     """Optimiser steps of the whole run"""
@@ -102,7 +102,7 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
 def _losses(training: Training, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed losses of one micro-batch; an empty one still goes through the model, which other processes wait for."""
     with training.autocast():
-        predictions_BTH = training.model(batch.inputs_BTH, training.tokens.embed(batch.next_ids_BT))
+        predictions_BTH = training.model(batch.inputs_BTH, training.tokens.full.embed(batch.next_ids_BT))
         return draft_losses(
             predictions_SH=predictions_BTH[batch.mask_BT], targets_SH=batch.targets_SH, tokens=training.tokens
         )

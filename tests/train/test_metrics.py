@@ -12,6 +12,7 @@ from eagle.token_layers import TokenLayers
 from eagle.train import chain, loss, metrics
 from eagle.train.chain import unroll
 from eagle.train.metrics import Tally, tally_document
+from eagle.vocab import DraftTokens, DraftVocabulary
 from tests.tiny import tiny_model
 
 DEPTH = 3
@@ -103,7 +104,7 @@ def _naive(head: EagleHead, document: Document, tokens: TokenLayers) -> dict[str
 
 def _summary(head: Any, document: Document, tokens: TokenLayers) -> dict[str, Any]:
     tally = Tally(DEPTH, torch.device("cpu"))
-    tally_document(tally, head, document, tokens=tokens, device=torch.device("cpu"))
+    tally_document(tally, head, document, tokens=DraftTokens(tokens), device=torch.device("cpu"))
     return tally.summary(regression_weight=1.0, classification_weight=0.1)
 
 
@@ -149,3 +150,38 @@ def test_a_document_too_short_for_the_chain_leaves_the_deep_places_empty(head: E
     assert summary["val_tokens"] == 1
     assert summary["val_acceptance"][2] is None
     assert summary["val_agreement"][2] is None
+
+
+def test_a_reduced_vocabulary_is_judged_by_the_full_distribution(head: EagleHead) -> None:
+    model = tiny_model("llama")
+    full = TokenLayers.of_model(model, model.config)
+    document = _document(40)
+    p_TV = full.logits(document.features_TH).softmax(-1)
+    # Half of the tokens that the target is likeliest to say, and some more.
+    greedy = sorted(set(p_TV.argmax(-1).tolist()))
+    ids = sorted({*greedy[::2], 5, 60, 200, 383})
+    vocabulary = DraftVocabulary(target_ids_D=torch.tensor(ids), target_size=384)
+    counted, acceptance, classification, agreed = [0.0] * DEPTH, [0.0] * DEPTH, 0.0, 0.0
+    outside = 0
+    for start in range(38):
+        for depth, prediction_H in enumerate(_chained(head, document, full, start)):
+            if not document.loss_mask_T[start + 2 + depth]:
+                continue
+            p_V = p_TV[start + 1 + depth]
+            q_D = full.logits(prediction_H)[ids].softmax(-1)
+            counted[depth] += 1
+            acceptance[depth] += sum(min(float(p_V[i]), float(q)) for i, q in zip(ids, q_D))
+            if depth == 0:
+                agreed += ids[int(q_D.argmax())] == int(p_V.argmax())
+                if int(p_V.argmax()) in ids:
+                    classification -= float((p_V[ids] / p_V[ids].sum() * q_D.log()).sum())
+                else:
+                    outside += 1
+    assert 0 < outside < counted[0]
+    tally = Tally(DEPTH, torch.device("cpu"))
+    tokens = DraftTokens(full, vocabulary)
+    tally_document(tally, head, document, tokens=tokens, device=torch.device("cpu"))
+    summary = tally.summary(regression_weight=1.0, classification_weight=0.1)
+    assert summary["val_acceptance"] == pytest.approx([a / c for a, c in zip(acceptance, counted)], rel=1e-4)
+    assert summary["val_classification"] == pytest.approx(classification / counted[0], rel=1e-4)
+    assert tally.agreed_K[0] == agreed
