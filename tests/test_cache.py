@@ -64,3 +64,27 @@ def test_a_row_of_another_cache_can_be_taken_over() -> None:
     cache.copy_row(1, source, 0)
     assert cache.lengths_B.tolist() == [0, 2]
     assert committed(cache, 1, layer=1) == [101, 102]
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 0], [1, 1, 0, 2, 2], [2], [0, 1, 2]])
+def test_rows_can_be_reordered_repeated_and_dropped(rows: list[int]) -> None:
+    cache = TreeCache(layers=2, rows=3, capacity=8)
+    write(cache, torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]))
+    cache.commit(torch.tensor([[0, 1, 2], [0, 1, 0], [0, 0, 0]]), torch.tensor([3, 2, 1]))
+    before = [(committed(cache, row), committed(cache, row, layer=1)) for row in range(3)]
+    row_bytes = cache.row_bytes
+    cache.reorder(rows)
+    assert [(committed(cache, i), committed(cache, i, layer=1)) for i in range(len(rows))] == [before[r] for r in rows]
+    assert (cache.rows, cache.row_bytes) == (len(rows), row_bytes)
+    # each copy goes its own way
+    with torch.inference_mode():
+        write(cache, torch.arange(50, 50 + len(rows))[:, None])
+    cache.commit(torch.zeros(len(rows), 1, dtype=torch.int64), torch.ones(len(rows), dtype=torch.int64))
+    assert [committed(cache, i) for i in range(len(rows))] == [[*before[r][0], 50 + i] for i, r in enumerate(rows)]
+
+
+def test_a_rows_memory_is_its_reserved_keys_and_values() -> None:
+    cache = TreeCache(layers=2, rows=3, capacity=8)
+    assert cache.row_bytes == 0
+    write(cache, torch.tensor([[1], [2], [3]]))
+    assert cache.row_bytes == 2 * 2 * (2 * 8 * 4) * 4  # layers, K and V, heads x slots x components, bytes
