@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from eagle.attention import TreeStep, tree_attention
 from eagle.cache import TreeCache
 from eagle.config import TargetConfig
+from eagle.engine import Engine, packed_copy
 from eagle.errors import EagleError
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
 from eagle.probe import check_architecture, check_forward
@@ -47,6 +48,7 @@ class Target:
         self.tokenizer = tokenizer
         self.name = name or model.config.name_or_path or type(model).__name__
         self.decoder: nn.Module = model.get_decoder()
+        self._engine = self.decoder  # what tree forwards and prefills run on
         self.config: PreTrainedConfig = self.decoder.config
         check_architecture(model, self.config, self.name)
         self.tokens = TokenLayers.of_model(model, self.config)
@@ -68,6 +70,10 @@ class Target:
         if isinstance(model, PreTrainedModel):
             return cls(model, tokenizer)
         return cls.from_config(TargetConfig(model=str(model), **config))
+
+    def use_engine(self, engine: Engine) -> None:
+        """Runs prefills and tree forwards with this engine (eagle/engine.py). `features` keeps to the model itself."""
+        self._engine = packed_copy(self.decoder) if engine == "compiled" else self.decoder
 
     @property
     def hidden_size(self) -> int:
@@ -169,8 +175,8 @@ class Target:
         """Features [B, N, H] of any step's nodes (a tree, some levels of one, a causal chunk); commits nothing."""
         cache.reserve(step.offset + tokens_BN.shape[1])
         positions_BN = step.lengths_B[:, None] + step.depths_BN
-        with tree_attention(self.config, step), cache.writing(offset=step.offset):
-            out = self.decoder(
+        with tree_attention(self._engine.config, step), cache.writing(offset=step.offset):
+            out = self._engine(
                 input_ids=tokens_BN.to(self.device),
                 position_ids=positions_BN.to(self.device),
                 use_cache=True,

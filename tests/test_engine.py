@@ -1,0 +1,49 @@
+"""Engines: the same numbers, the user's model untouched, clear refusals."""
+
+import pytest
+import torch
+from torch import nn
+
+from eagle.decode import SpeculativeDecoder
+from eagle.engine import PackedLinear, packed_copy
+from eagle.errors import EagleError
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from tests.tiny import FAMILIES, tiny_model
+
+IDS = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 17, 130])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_layer_computes_what_the_plain_one_does(rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 80, bias=bias).requires_grad_(False)
+    inputs = torch.randn(2, rows, 48)
+    torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_is_the_same_under_both_engines(family: str) -> None:
+    model = tiny_model(family)
+    target = Target(model)
+    torch.manual_seed(1)
+    head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
+    expected = SpeculativeDecoder(target).generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences
+    target.use_engine("compiled")
+    decoder = SpeculativeDecoder.from_pretrained(target, head)
+    assert torch.equal(decoder.plain().generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
+    assert torch.equal(decoder.generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_the_copy_shares_its_weights() -> None:
+    model = tiny_model()
+    copied = packed_copy(model)
+    assert any(isinstance(module, PackedLinear) for module in copied.modules())
+    assert {p.data_ptr() for p in copied.parameters()} == {p.data_ptr() for p in model.parameters()}
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(EagleError, match='bfloat16 on cpu.*use engine "eager"'):
+        packed_copy(tiny_model().to(torch.bfloat16))
