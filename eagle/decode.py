@@ -20,9 +20,9 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from eagle.arguments import Arguments, resolve
 from eagle.beam import search
 from eagle.cache import TreeCache
-from eagle.checkpoint import check_fits, load_head
 from eagle.config import DecodeConfig
-from eagle.drafting import Drafter, EagleDrafter
+from eagle.drafters import make_drafter
+from eagle.drafting import Drafter
 from eagle.errors import EagleError
 from eagle.heads import EagleHead
 from eagle.hypotheses import RowSearch
@@ -33,7 +33,7 @@ from eagle.sampling import draw
 from eagle.stats import DecodeStats
 from eagle.target import Target
 from eagle.tree import DraftTree
-from eagle.verify import Coupled, Rule, Walk, check_tree
+from eagle.verify import Coupled, Rule, Walk
 
 TREE_ROOM = 64
 """Slots reserved behind the longest row for tree nodes; the cache grows when a tree is larger."""
@@ -84,39 +84,27 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls,
         target: str | PreTrainedModel | Target,
-        head: str | Path | EagleHead | None,
+        head: str | Path | EagleHead | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         decode: DecodeConfig | None = None,
         rule: Rule | str | None = None,
+        draft_model: str | Path | PreTrainedModel | Target | None = None,
         **target_config: Any,
     ) -> "SpeculativeDecoder":
-        """target: path, hub id, .gguf file, loaded model or Target. head: folder, hub id, loaded head, or None (plain).
+        """target: path, hub id, .gguf file, loaded model or Target. head: folder, hub id, loaded head, or None.
 
-        decode: shape of the draft tree. rule: how it is verified, by name or made by eagle.rules.make_rule (None: what
-        `decode` says). target_config: fields of TargetConfig (dtype, device, revision ...).
-        Raises EagleError when the head does not fit the target.
+        decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without). rule: how they are
+        verified, by name or made by eagle.rules.make_rule (None: what `decode` says). draft_model: as target, for
+        decode.drafter "model". target_config: fields of TargetConfig (dtype, device, revision ...).
+        Raises EagleError when the head or the draft model does not fit the target, or is missing.
         """
         if not isinstance(target, Target):
             target = Target.from_pretrained(target, tokenizer, **target_config)
-        if head is None:
-            return cls(target)
-        loaded = head if isinstance(head, EagleHead) else load_head(head)
-        check_fits(loaded, target)
-        loaded = loaded.to(device=target.device, dtype=target.dtype)
         decode = decode or DecodeConfig()
         rule = decode.rule if rule is None else rule
         rule = make_rule(rule) if isinstance(rule, str) else rule
-        children = rule.children[0] if decode.children == "auto" else decode.children
-        check_tree(rule, children=children, chain=decode.top_k == 1)
-        drafter = EagleDrafter(
-            loaded,
-            target.tokens,
-            budget=decode.budget,
-            top_k=decode.top_k,
-            depth=decode.depth,
-            children=children,
-        )
-        return cls(target, drafter, rule)
+        drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)
+        return cls(target) if drafter is None else cls(target, drafter, rule)
 
     def plain(self) -> "SpeculativeDecoder":
         """The same engine without drafting: the baseline."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -81,10 +81,13 @@ class _Level:
 
 
 class StaticTree:
-    """A TreeShape (eagle/level_drafter.py) of fixed rank paths. Raises EagleError for paths that make no tree."""
+    """A TreeShape (eagle/level_drafter.py) of fixed rank paths; children as DynamicTree's.
 
-    def __init__(self, paths: Sequence[RankPath] = PUBLISHED):
-        self.paths = check_paths(paths)
+    Raises EagleError for paths that make no tree.
+    """
+
+    def __init__(self, paths: Sequence[RankPath] = PUBLISHED, *, children: Literal["coupled", "top"] = "coupled"):
+        self.paths, self.children = check_paths(paths), children
         number = {path: node for node, path in enumerate(((), *self.paths))}
         self._parents_N = torch.tensor([-1] + [number[path[:-1]] for path in self.paths])
         inner = {path[:-1] for path in self.paths}
@@ -128,7 +131,9 @@ class StaticTree:
         predictions_BEH, above_scores_BE, most = draft.predicted_BH[:, None], scores[0], self._most_of_root
         levels = self._levels if draft.deepest is None else self._levels[: max(1, draft.deepest)]
         for depth, level in enumerate(levels, start=1):
-            children, child_scores = draft.children(predictions_BEH, above_scores_BE, depth=depth, count=most)
+            children, child_scores = draft.children(
+                predictions_BEH, above_scores_BE, depth=depth, count=most, choice=self.children
+            )
             picked = torch.tensor(level.parents) * most + torch.tensor(level.ranks)
             tokens.append(children[:, picked])
             scores.append(child_scores[:, picked])
@@ -147,11 +152,18 @@ class StaticTree:
             above_scores_BE, most, start = scores[-1][:, level.expanded], level.most, end
         tokens_BN = torch.cat(tokens, dim=1)
         parents_BN = self._parents_N[: tokens_BN.shape[1]].expand(rows, -1)
-        return DraftTree.from_parents(tokens_BN, parents_BN, torch.cat(scores, dim=1))
+        return DraftTree.from_parents(tokens_BN, parents_BN, torch.cat(scores, dim=1), children=self.children)
 
 
 class StaticTreeDrafter(HeadDrafter):
     """EAGLE-1: a draft head with a static tree, by default the published one of 25 nodes and the root."""
 
-    def __init__(self, head: EagleHead, tokens: TokenLayers, paths: Sequence[RankPath] = PUBLISHED):
-        super().__init__(head, tokens, StaticTree(paths))
+    def __init__(
+        self,
+        head: EagleHead,
+        tokens: TokenLayers,
+        paths: Sequence[RankPath] = PUBLISHED,
+        *,
+        children: Literal["coupled", "top"] = "coupled",
+    ):
+        super().__init__(head, tokens, StaticTree(paths, children=children))

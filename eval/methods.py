@@ -11,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.heads import EagleHead
 from eagle.target import Target
@@ -45,7 +46,12 @@ class FirstTokenClock(BaseStreamer):
 
 
 def make_methods(target: Target, head: EagleHead, *, decode: DecodeConfig, chain_depth: int) -> dict[str, Method]:
-    """The four methods by name. Raises EagleError when the head does not fit the target."""
+    """The four methods by name. Raises EagleError when the head does not fit the target, or for another drafter."""
+    if decode.drafter != "eagle2":
+        raise EagleError(
+            f'decode.drafter is "{decode.drafter}", but the evaluation compares the head\'s EAGLE-2 trees and chains; '
+            "set it to eagle2 to evaluate"
+        )
     chain = DecodeConfig(budget=chain_depth + 1, top_k=1, depth=chain_depth)
     return {
         HF: _hugging_face(target),

@@ -1,0 +1,129 @@
+"""Drafters by name: what `decode.drafter` and its options stand for."""
+
+import dataclasses
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from eagle.checkpoint import check_fits, load_head
+from eagle.config import DecodeConfig
+from eagle.drafting import Drafter
+from eagle.dynamic_tree import DynamicTree
+from eagle.errors import EagleError
+from eagle.head_drafter import HeadDrafter
+from eagle.heads import EagleHead
+from eagle.level_drafter import TreeShape
+from eagle.model_drafter import ModelDrafter
+from eagle.ngram_drafter import NgramDrafter
+from eagle.sampled_tree import SampledTree
+from eagle.static_tree import PUBLISHED, StaticTree, read_paths
+from eagle.target import Target
+from eagle.tree import Children
+from eagle.verify import Rule, check_tree
+
+NEEDS_HEAD = ("eagle2", "static", "chain")
+"""Drafters that need a draft head."""
+
+# Options that only one drafter reads: setting them for another is an error, not a silence.
+_OWN = {
+    "tree_file": "static",
+    "draft_model": "model",
+    "ngram_min": "ngram",
+    "ngram_max": "ngram",
+    "ngram_continuations": "ngram",
+}
+
+
+def make_drafter(
+    target: Target,
+    rule: Rule,
+    decode: DecodeConfig,
+    *,
+    head: str | Path | EagleHead | None = None,
+    draft_model: str | Path | PreTrainedModel | Target | None = None,
+) -> Drafter | None:
+    """The drafter that `decode` names, its trees fit for `rule`; None: plain decoding.
+
+    head: folder, hub id or loaded head, for the drafters in NEEDS_HEAD. draft_model: path, hub id, .gguf file, loaded
+    model or Target, for "model" (default: decode.draft_model). Without a head "eagle2", the default, is plain decoding.
+    Raises EagleError for what is missing, does not fit the target or the rule, or would have no effect.
+    """
+    if decode.drafter == "none":
+        return None
+    _refuse_idle_options(decode, draft_model)
+    if decode.drafter == "eagle2" and head is None:
+        return None
+    if decode.drafter == "ngram":
+        _children(decode, rule, only=("top",), chain=decode.ngram_continuations == 1)
+        return NgramDrafter(
+            depth=decode.depth,
+            budget=decode.budget,
+            shortest=decode.ngram_min,
+            longest=decode.ngram_max,
+            continuations=decode.ngram_continuations,
+        )
+    shape = _shape(decode, rule)
+    if decode.drafter == "model":
+        return ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
+    if head is None:
+        raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
+    loaded = head if isinstance(head, EagleHead) else load_head(head)
+    check_fits(loaded, target)
+    return HeadDrafter(loaded.to(device=target.device, dtype=target.dtype), target.tokens, shape)
+
+
+def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
+    if decode.drafter == "static":
+        paths = PUBLISHED if decode.tree_file is None else read_paths(decode.tree_file)
+        chain = all(rank == 0 for path in paths for rank in path)
+        children = _children(decode, rule, only=("coupled", "top"), chain=chain)
+        return StaticTree(paths, children="top" if children == "top" else "coupled")
+    if decode.drafter == "chain":
+        decode = dataclasses.replace(decode, top_k=1, budget=decode.depth + 1)
+    children = _children(decode, rule, only=("coupled", "top", "sampled"), chain=decode.top_k == 1)
+    if children == "sampled":
+        return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
+    return DynamicTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth, children=children)
+
+
+def _children(decode: DecodeConfig, rule: Rule, *, only: tuple[Children, ...], chain: bool) -> Children:
+    """How the drafter's children are chosen: as decode.children says, else the rule's favourite of those it can make."""
+    children: Children = next((kind for kind in rule.children if kind in only), rule.children[0])
+    if decode.children != "auto":
+        children = decode.children
+    if children not in only:
+        raise EagleError(
+            f'the drafter "{decode.drafter}" cannot choose children "{children}", only {" or ".join(only)}; '
+            f'the rule "{rule.name}" takes {" or ".join(rule.children)}: change decode.children, decode.rule or decode.drafter'
+        )
+    check_tree(rule, children=children, chain=chain)
+    return children
+
+
+def _load_draft_model(
+    decode: DecodeConfig, model: str | Path | PreTrainedModel | Target | None, target: Target
+) -> Target:
+    model = decode.draft_model if model is None else model
+    if model is None:
+        raise EagleError(
+            'the drafter "model" needs a draft model: set decode.draft_model (a path, hub id or .gguf file)'
+        )
+    if isinstance(model, Target):
+        return model
+    if isinstance(model, PreTrainedModel):
+        return Target.from_pretrained(model)
+    return Target.from_pretrained(str(model), device=str(target.device))
+
+
+def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:
+    for field in dataclasses.fields(DecodeConfig):
+        owner = _OWN.get(field.name)
+        if owner not in (None, decode.drafter) and getattr(decode, field.name) != field.default:
+            raise EagleError(
+                f'decode.{field.name} is {getattr(decode, field.name)!r}, but only the drafter "{owner}" reads it and '
+                f'decode.drafter is "{decode.drafter}"; set decode.drafter to {owner}, or leave it out'
+            )
+    if draft_model is not None and decode.drafter != "model":
+        raise EagleError(
+            f'a draft model was given, but decode.drafter is "{decode.drafter}"; set it to model, or leave the model out'
+        )
