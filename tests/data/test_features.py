@@ -145,6 +145,13 @@ def test_another_targets_store_is_refused(recipe: Recipe, tmp_path: Path) -> Non
         FeatureStore.open(recipe.store_dir, {"target": other.identity()})
 
 
+def test_a_target_that_was_moved_is_still_the_same(recipe: Recipe, tmp_path: Path) -> None:
+    manifest = extract(recipe)
+    shutil.move(tmp_path / "target", tmp_path / "elsewhere")
+    moved = dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, model=str(tmp_path / "elsewhere")))
+    assert extract(moved) == manifest
+
+
 def test_a_second_run_does_nothing(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     extract(recipe)
     before = {path: path.stat().st_mtime_ns for path in recipe.store_dir.iterdir()}
