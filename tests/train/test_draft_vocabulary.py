@@ -1,6 +1,10 @@
 """Training a head with a reduced draft vocabulary, on a tiny store."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +12,7 @@ import pytest
 import torch
 
 from eagle.checkpoint import load_head
-from eagle.config import HeadConfig, Recipe
+from eagle.config import HeadConfig, Recipe, as_dict
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.train import run
@@ -73,3 +77,20 @@ def test_the_whole_vocabulary_needs_no_map(size: int | None, recipe: Recipe) -> 
 def test_a_size_beyond_the_targets_vocabulary_is_refused(recipe: Recipe) -> None:
     with pytest.raises(EagleError, match=r"head\.draft_vocab_size is 385, expected 1 to 384"):
         train(dataclasses.replace(recipe, head=HeadConfig(draft_vocab_size=385)))
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_head_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    whole = load_head(train(recipe)).state_dict()
+    two = dataclasses.replace(with_train(recipe, batch_size=1), output_dir=str(tmp_path / "two"))
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "features").symlink_to(recipe.store_dir)
+    path = tmp_path / "two.yaml"
+    path.write_text(json.dumps(as_dict(two)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path)]
+    finished = subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    for key, value in load_head(two.head_dir).state_dict().items():
+        torch.testing.assert_close(value, whole[key], rtol=1e-3, atol=1e-5, msg=key)
