@@ -10,8 +10,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from eagle.beam_settings import BeamSettings
 from eagle.decode import SpeculativeDecoder, SpeculativeOutput
 from eagle.errors import EagleError
+from eagle.hypotheses import TextbookSearch
+from eagle.pruning import Pruning
+from eagle.rows import Row
+from eagle.sampling import RowSampler, Sampling
 from eagle.stats import BeamStats
 from eagle.target import Target
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -111,6 +116,16 @@ def test_early_stopping_ends_some_searches_before_the_limit(
     assert steps[True] < 60
     assert steps[True] <= steps[False] <= steps["never"]
     assert len(set(steps.values())) > 1
+
+
+def test_live_hypotheses_are_found_behind_many_that_end(decoder: SpeculativeDecoder) -> None:
+    eos = list(range(3, decoder.target.vocab_size - 3))  # most of the vocabulary ends a text
+    arguments: dict[str, Any] = dict(num_beams=3, num_return_sequences=3, max_new_tokens=9, eos_token_id=eos)
+    arguments |= dict(length_penalty=2.0, early_stopping="never")
+    for (row,) in (ragged(decoder.target.vocab_size, [4], seed) for seed in range(4)):
+        ours = decoder.generate(torch.tensor([row]), pad_token_id=PAD, **arguments)
+        assert_same(ours, hugging_face(decoder, torch.tensor([row]), **arguments))
+        assert beams(ours).forward_rows > 0
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window", "gemma2", "gpt2", "qwen3_moe", "granite"])
@@ -265,6 +280,19 @@ def test_the_textbook_form_is_the_brute_force_one(flat: SpeculativeDecoder, k: i
         assert out.sequences_scores[len(heap) :].tolist() == [-1e9] * (k - len(heap))
         seen_ended |= any(len(tokens) < 5 for _, tokens, _ in heap)
     assert seen_ended  # finished hypotheses did stay in a heap
+
+
+def test_local_pruning_judges_the_tokens_of_this_step_only() -> None:
+    """A finished hypothesis of an earlier step stays, however likely the tokens are that others go on with."""
+    sampler = RowSampler(sampling=Sampling())
+    row = Row(prompt_length=1, tokens=[0], sampler=sampler, max_new_tokens=9, eos=frozenset([1]))
+    settings = BeamSettings(num_beams=3, num_return_sequences=3, search="textbook", pruning=Pruning(local=0.6))
+    search = TextbookSearch(row, settings)
+    search.advance(torch.tensor([[0.08, 0.30, 0.32, 0.30]]).log())
+    assert [one.tokens for one in search.done] == [[1]]
+    search.advance(torch.tensor([[0.01, 0.01, 0.01, 0.97]]).log().expand(2, -1))
+    assert [one.tokens for one in search.done] == [[1]]
+    assert [one.tokens for one in search.live] == [[2, 3], [3, 3]]
 
 
 def test_enough_beams_find_the_best_of_all_texts() -> None:
