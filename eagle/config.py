@@ -196,6 +196,8 @@ class DecodeConfig:
     distribution; top_k, typical: lossy."""
     children: Literal["auto", "coupled", "sampled", "top"] = "auto"
     """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
+    engine: Literal["eager", "compiled"] = "eager"
+    """eager: PyTorch as it is. compiled: linear layers packed for the CPU (float32; a second copy of the weights)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

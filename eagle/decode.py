@@ -101,6 +101,7 @@ class SpeculativeDecoder:
         if not isinstance(target, Target):
             target = Target.from_pretrained(target, tokenizer, **target_config)
         decode = decode or DecodeConfig()
+        target.use_engine(decode.engine)
         rule = decode.rule if rule is None else rule
         rule = make_rule(rule) if isinstance(rule, str) else rule
         drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)

@@ -9,6 +9,7 @@ from eagle.checkpoint import check_fits, load_head
 from eagle.config import DecodeConfig
 from eagle.drafting import Drafter
 from eagle.dynamic_tree import DynamicTree
+from eagle.engine import packed_copy
 from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead
@@ -69,7 +70,8 @@ def make_drafter(
         raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
     loaded = head if isinstance(head, EagleHead) else load_head(head)
     check_fits(loaded, target)
-    return HeadDrafter(loaded.to(device=target.device, dtype=target.dtype), target.tokens, shape)
+    loaded = loaded.to(device=target.device, dtype=target.dtype)
+    return HeadDrafter(packed_copy(loaded) if decode.engine == "compiled" else loaded, target.tokens, shape)
 
 
 def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:

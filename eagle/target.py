@@ -73,7 +73,10 @@ class Target:
 
     def use_engine(self, engine: Engine) -> None:
         """Runs prefills and tree forwards with this engine (eagle/engine.py). `features` keeps to the model itself."""
-        self._engine = packed_copy(self.decoder) if engine == "compiled" else self.decoder
+        if engine == "eager":
+            self._engine = self.decoder
+        elif self._engine is self.decoder:
+            self._engine = packed_copy(self.decoder)
 
     @property
     def hidden_size(self) -> int:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.engine import PackedLinear, packed_copy
 from eagle.errors import EagleError
@@ -30,8 +31,7 @@ def test_text_is_the_same_under_both_engines(family: str) -> None:
     torch.manual_seed(1)
     head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
     expected = SpeculativeDecoder(target).generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences
-    target.use_engine("compiled")
-    decoder = SpeculativeDecoder.from_pretrained(target, head)
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="compiled"))
     assert torch.equal(decoder.plain().generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert torch.equal(decoder.generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
@@ -45,5 +45,5 @@ def test_the_copy_shares_its_weights() -> None:
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(EagleError, match='bfloat16 on cpu.*use engine "eager"'):
+    with pytest.raises(EagleError, match=r'bfloat16 on cpu.*use engine "eager"'):
         packed_copy(tiny_model().to(torch.bfloat16))
