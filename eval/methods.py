@@ -52,7 +52,7 @@ def make_methods(target: Target, head: EagleHead, *, decode: DecodeConfig, chain
             f'decode.drafter is "{decode.drafter}", but the evaluation compares the head\'s EAGLE-2 trees and chains; '
             "set it to eagle2 to evaluate"
         )
-    chain = DecodeConfig(budget=chain_depth + 1, top_k=1, depth=chain_depth)
+    chain = DecodeConfig(budget=chain_depth + 1, top_k=1, depth=chain_depth, engine=decode.engine)
     return {
         HF: _hugging_face(target),
         PLAIN: _ours(SpeculativeDecoder(target)),
