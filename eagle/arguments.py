@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from eagle.beam_settings import BeamSettings, beam_settings, take_own_keywords
 from eagle.errors import EagleError
 from eagle.noise import row_seeds
+from eagle.padding import unpadded
 from eagle.processors import build_criteria, build_processors
 from eagle.rows import Row
 from eagle.sampling import FilterOrder, Processor, RowSampler, Sampling
@@ -102,7 +103,7 @@ def resolve(
     sampling without a top_k keeps 50 tokens. Without a length limit: 256 new tokens.
     Raises EagleError for what is not supported or does not fit.
     """
-    keywords = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in keywords.items()}
+    keywords = {name: _plain(value) for name, value in keywords.items()}
     search_keywords = take_own_keywords(keywords)
     per_row = {name: keywords.pop(name) for name in _GREEDY if isinstance(keywords.get(name), (list, tuple))}
     with _hugging_face_checks():
@@ -117,12 +118,11 @@ def resolve(
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
     beams = beam_settings(config, search_keywords)
     copies = 1 if beams is not None else config.num_return_sequences or 1
-    if attention_mask is None:
-        attention_mask = _padding_mask(input_ids, config.pad_token_id, eos_ids)
-    prompts = [prompt for prompt in _unpadded(input_ids, attention_mask, target) for _ in range(copies)]
+    each = unpadded(input_ids, attention_mask, pad=config.pad_token_id, eos=eos_ids, vocab_size=target.vocab_size)
+    prompts = [prompt for prompt in each for _ in range(copies)]
     with _hugging_face_checks():
         criteria = build_criteria(config, stopping_criteria or (), tokenizer or target.tokenizer)
-    seeds = row_seeds(seed.tolist() if hasattr(seed, "tolist") else seed, len(prompts))
+    seeds = row_seeds(_plain(seed), len(prompts))
     rows = []
     for number, (prompt, row_seed) in enumerate(zip(prompts, seeds)):
         values = {
@@ -209,6 +209,11 @@ def _refuse_ignored(keywords: dict[str, Any]) -> None:
             raise EagleError(f"{name}={value} has no effect on greedy decoding; set do_sample=True, or leave it out")
 
 
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
@@ -220,49 +225,6 @@ def _of_row(per_row: dict[str, Any], name: str, row: int, rows: int, shared: Any
     if len(values) != rows:
         raise EagleError(f"{name} has {len(values)} values for {rows} rows; give a number or one per row")
     return values[row]
-
-
-def _padding_mask(input_ids: torch.Tensor, pad: int | None, eos: list[int]) -> torch.Tensor | None:
-    """Hugging Face's guess: pad tokens are padding, unless a pad token can be an EOS."""
-    if not isinstance(input_ids, torch.Tensor) or pad is None or pad in eos or not bool((input_ids == pad).any()):
-        return None
-    return input_ids != pad
-
-
-def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, target: Target) -> list[list[int]]:
-    """The rows without their padding, left or right."""
-    if not isinstance(input_ids, torch.Tensor) or input_ids.is_floating_point():
-        got = (
-            f"a tensor of {input_ids.dtype}" if isinstance(input_ids, torch.Tensor) else f"a {type(input_ids).__name__}"
-        )
-        raise EagleError(f'input_ids is {got}; expected int64 [B, T]: call the tokenizer with return_tensors="pt"')
-    if input_ids.ndim != 2 or 0 in input_ids.shape:
-        raise EagleError(f"input_ids have shape {tuple(input_ids.shape)}; expected [B, T] with B and T >= 1")
-    if attention_mask is None:
-        rows = input_ids.tolist()
-    else:
-        if attention_mask.shape != input_ids.shape:
-            raise EagleError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}; expected the same"
-            )
-        rows = []
-        for number, (ids_T, mask_T) in enumerate(zip(input_ids, attention_mask.bool())):
-            places = mask_T.nonzero().flatten()
-            if len(places) == 0:
-                raise EagleError(f"row {number} of attention_mask marks every token as padding; give each row a prompt")
-            if int(places[-1] - places[0]) + 1 != len(places):
-                raise EagleError(
-                    f"row {number} of attention_mask has a hole; only padding on the left or right is supported"
-                )
-            rows.append(ids_T[mask_T].tolist())
-    for number, row in enumerate(rows):
-        outside = [token for token in row if not 0 <= token < target.vocab_size]
-        if outside:
-            raise EagleError(
-                f"row {number} holds the token id {outside[0]}, outside the target's vocabulary of {target.vocab_size}; "
-                "was it encoded with this target's tokenizer?"
-            )
-    return rows
 
 
 def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target) -> int:

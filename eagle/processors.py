@@ -79,5 +79,7 @@ def build_criteria(
     if config.stop_strings:
         if tokenizer is None:
             raise EagleError("stop_strings need the tokenizer; pass tokenizer=..., or load the target with one")
+        if not isinstance(config.stop_strings, str) and "" in config.stop_strings:
+            raise EagleError("stop_strings hold an empty string, which ends every text; leave it out")
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=config.stop_strings))
     return criteria

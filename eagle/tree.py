@@ -73,9 +73,10 @@ class DraftTree:
     def up_to_depth(self, depth: int) -> "DraftTree":
         """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them.
 
-        Whole levels go, whatever was drawn: a sampled tree remains one.
+        Where the rows' trees differ in shape, all keep as many nodes as the one with the fewest down there. Of trees of one
+        shape whole levels go, whatever was drawn: a sampled tree remains one.
         """
-        count = int((self.depths_BN <= depth).sum(dim=1).max())
+        count = int((self.depths_BN <= depth).sum(dim=1).min())
         if count == self.nodes:
             return self
         return DraftTree.from_parents(

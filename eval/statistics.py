@@ -74,9 +74,9 @@ def chi_square_p_value(counts_V: Sequence[int], probabilities_V: Sequence[float]
     order = np.argsort(expected)
     pooled = max(int((np.cumsum(expected[order]) < 5).sum()) + 1, int((expected < 5).sum()))
     group = np.maximum(np.arange(len(order)) - pooled + 1, 0)
-    counts, expected = np.bincount(group, counts[order]), np.bincount(group, expected[order])
-    if len(counts) == 1:
+    counts_G, expected_G = np.bincount(group, counts[order]), np.bincount(group, expected[order])
+    if len(counts_G) == 1:
         return 1.0
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    half = torch.tensor([len(counts) - 1, statistic], dtype=torch.float64) / 2
+    statistic = ((counts_G - expected_G) ** 2 / expected_G).sum()
+    half = torch.tensor([len(counts_G) - 1, statistic], dtype=torch.float64) / 2
     return float(torch.special.gammaincc(half[0], half[1]))

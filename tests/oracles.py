@@ -1,0 +1,63 @@
+"""A drafter that knows the answers: random trees in which every row's own continuation is hidden, so that blocks are
+really accepted, also in batches."""
+
+from collections.abc import Sequence
+
+import torch
+
+from eagle.rows import Row
+from eagle.tree import DraftTree
+from tests.kernels.test_tree_attention import random_parents
+
+
+class BatchOracle:
+    """truths: each row's unpadded prompt and answer. A truth is hidden up to a random depth; `nodes` is the largest tree."""
+
+    def __init__(self, truths: list[list[int]], *, seed: int = 0, vocab: int = 384, nodes: int = 40):
+        self.truths, self.vocab, self.nodes = truths, vocab, nodes
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
+        assert len(rows) == len(self.truths)
+        self.rows, self.running = list(rows), list(self.truths)
+
+    def keep_rows(self, kept: Sequence[int]) -> None:
+        self.rows, self.running = [self.rows[b] for b in kept], [self.running[b] for b in kept]
+
+    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        assert features_BKH.shape[:2] == next_tokens_BK.shape == (len(self.rows), int(counts_B.max()))
+
+    def propose(self) -> DraftTree:
+        nodes = self._random(1, self.nodes + 1)
+        trees = [self._tree(row, truth, nodes) for row, truth in zip(self.rows, self.running)]
+        tokens, parents = zip(*trees)
+        return DraftTree.from_parents(torch.cat(tokens), torch.cat(parents))
+
+    def _tree(self, row: Row, truth: list[int], nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        parents_1N = random_parents(1, nodes, self._random(0, 10_000))
+        depths_N = DraftTree.from_parents(torch.zeros(1, nodes, dtype=torch.int64), parents_1N).depths_BN[0]
+        order = depths_N.sort(stable=True).indices  # by depth, as drafters make them
+        place = order.argsort()
+        parents = torch.tensor([[-1] + [int(place[parents_1N[0, i]]) for i in order[1:].tolist()]])
+        tokens = torch.randint(3, self.vocab, (1, nodes), generator=self.generator)
+        tokens[0, 0] = row.tokens[-1]
+        node = 0
+        for token in truth[len(row.tokens) :]:
+            children = (parents[0] == node).nonzero().flatten().tolist()
+            if not children:
+                break
+            node = children[self._random(0, len(children))]
+            tokens[0, node] = token
+        return tokens, parents
+
+    def _random(self, low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=self.generator))
+
+
+class Chain(BatchOracle):
+    """Only the truth, `nodes` - 1 tokens of it: everything is accepted."""
+
+    def _tree(self, row: Row, truth: list[int], nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rest = [*truth[len(row.tokens) :], *[3] * self.nodes]
+        tokens = torch.tensor([[row.tokens[-1], *rest[: self.nodes - 1]]])
+        return tokens, torch.arange(-1, self.nodes - 1)[None]
