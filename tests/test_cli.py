@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,9 +95,28 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
     (finished / "prompt.txt").write_text("hello to the cat\n")
     assert said(*common, "hello to the cat") == shell.stdout
     assert said(*common, "--plain", "--stats", "--file", finished / "prompt.txt") == shell.stdout
-    parts = ("--target", finished / "target", "--head", finished / "run/head", "--budget", "4", "--top-k", "2")
-    assert said("generate", *parts, "--depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
+    parts = (
+        "--target",
+        finished / "target",
+        "--head",
+        finished / "run/head",
+        "--tree-budget",
+        "4",
+        "--tree-top-k",
+        "2",
+    )
+    assert said("generate", *parts, "--tree-depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
     assert said(*common, "--raw", "hello to the cat") != shell.stdout
+    sampled = (*common, "--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--min-p", "0.001", "hello")
+    first, other = said(*sampled, "--seed", "1"), said(*sampled, "--seed", "2")
+    assert said(*sampled, "--seed", "1") == said(*sampled, "--seed", "1", "--plain") == first != other
+    one, again = (eagle(*sampled, "--stats") for _ in range(2))
+    assert one.stdout != again.stdout, "without a seed: a new text each time"
+    assert said(*sampled, "--seed", *re.findall(r"seed (\d+)", one.stderr)) == one.stdout
+    (stop,) = re.findall(r"[a-zA-Z]{2}", first)[:1]
+    stopped = said(*sampled, "--seed", "1", "--stop", "nowhere", "--stop", stop).rstrip("\n")
+    assert first.startswith(stopped)
+    assert stop in stopped[-12:]
     assert "### 24 of 24" in said(*common, "--file", finished / "conversations.jsonl", "--max-new-tokens", "2")
 
 
@@ -305,6 +325,22 @@ def output_in_a_place_that_is_a_file(folder: Path) -> tuple[list[str | Path], li
 @mistake
 def empty_prompt(folder: Path) -> tuple[list[str | Path], list[str]]:
     return ["generate", "--recipe", write_recipe(folder), " "], ["the prompt is empty"]
+
+
+@mistake
+def a_filter_without_sampling(folder: Path) -> tuple[list[str | Path], list[str]]:
+    return (
+        ["generate", "--recipe", write_recipe(folder), "--top-k", "5", "hello"],
+        ["--top-k 5 does nothing at temperature 0", "add --temperature"],
+    )
+
+
+@mistake
+def a_temperature_below_zero(folder: Path) -> tuple[list[str | Path], list[str]]:
+    return (
+        ["generate", "--recipe", write_recipe(folder), "--temperature", "-1", "hello"],
+        ["temperature is -1.0, expected 0 (greedy) or more"],
+    )
 
 
 @mistake
