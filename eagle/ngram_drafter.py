@@ -51,8 +51,7 @@ class NgramIndex:
     def _from(self, start: int, length: int) -> list[int]:
         """The tokens from `start` on; where the row ends the repetition goes on: its period is the distance to the end."""
         known = self.tokens[start : start + length]
-        period = len(self.tokens) - start
-        return [known[i % period] for i in range(length)]
+        return [known[i % len(known)] for i in range(length)]
 
 
 class NgramDrafter:

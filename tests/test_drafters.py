@@ -112,6 +112,17 @@ def test_rows_that_end_early_leave_the_others_text_as_it_is(target: Target, head
         assert len({stats.new_tokens for stats in out.stats}) > 1
 
 
+def test_rows_keep_their_own_noise_when_others_have_ended(target: Target) -> None:
+    ids, mask = ragged()
+    sampling = dict(do_sample=True, temperature=1.0, seed=9)
+    plain = SpeculativeDecoder(target).generate(ids, mask, max_new_tokens=24, eos_token_id=[], **sampling)
+    eos = [int(plain.sequences[0, 21 + 4]), int(plain.sequences[2, 21 + 9])]
+    out = check_same_text(target, ModelDrafter(target, target, StaticTree()), eos_token_id=eos, **sampling)
+    assert out.stats is not None
+    assert len({stats.new_tokens for stats in out.stats}) > 1
+    assert taus(out) == [6.0] * 4
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("shape", "depth"), [(DynamicTree(budget=5, top_k=1, depth=4), 4), (StaticTree(), 5)])
 def test_the_target_drafting_for_itself_accepts_everything(
@@ -248,6 +259,26 @@ def test_draft_models_with_position_tables_draft_up_to_their_end_and_no_further(
         check_same_text(target, drafter, max_new_tokens=20)
     same = ModelDrafter(short, short, DynamicTree(budget=7, top_k=1, depth=6))
     assert max(taus(check_same_text(short, same, max_new_tokens=19))) > 4
+
+
+def test_near_the_end_of_a_position_table_trees_get_shallow_and_padding_stays_inside(target: Target) -> None:
+    short = Target(tiny_model("gpt2", n_positions=40), tiny_tokenizer(), name="short")
+    ids = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(5))
+    rows = [
+        Row(prompt_length=1, tokens=[int(ids[b, 0])], sampler=RowSampler(sampling=Sampling()), max_new_tokens=39)
+        for b in range(2)
+    ]
+    for shape in (DynamicTree(budget=40, top_k=2, depth=6), StaticTree()):
+        drafter = ModelDrafter(short, target, shape)
+        drafter.reset(rows, capacity=40)
+        nothing = torch.empty(2, 0, 32)
+        drafter.observe(nothing, ids[:, 1:37], torch.tensor([36, 5]))
+        drafter.observe(nothing, ids[:, 31:38], torch.tensor([1, 7]))  # beside row 1's 7 tokens, 6 of padding for row 0
+        assert drafter.cache.lengths_B.tolist() == [38, 13]
+        # Children of the root are run at position 38, theirs at 39: a third level is the last.
+        assert int(drafter.propose().depths_BN.max()) == 3
+        drafter.observe(nothing, ids[:, 38:40], torch.tensor([2, 1]))
+        assert int(drafter.propose().depths_BN.max()) == 1
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused_and_padding_of_the_vocabulary_is_not(target: Target) -> None:
