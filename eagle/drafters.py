@@ -81,7 +81,7 @@ def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
         children = _children(decode, rule, only=("coupled", "top"), chain=chain)
         return StaticTree(paths, children="top" if children == "top" else "coupled")
     if decode.drafter == "chain":
-        decode = dataclasses.replace(decode, top_k=1, budget=decode.depth + 1)
+        decode = dataclasses.replace(decode, top_k=1)
     children = _children(decode, rule, only=("coupled", "top", "sampled"), chain=decode.top_k == 1)
     if children == "sampled":
         return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
