@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.enumeration import (
     Chance,
     Table,
     TableView,
+    distribution,
     expected_accepted,
     fixed_tree,
     joint,
@@ -167,7 +169,7 @@ def test_a_q_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatch)
         return weights_V.index_fill(0, torch.tensor([token]), 0.0)
 
     monkeypatch.setattr("eagle.verify_rejection.without", kept_mass)
-    assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(3, 1))) > 0.02
+    assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(3,))) > 0.02
 
 
 def test_pruning_sampled_children_after_the_draw_is_caught() -> None:
@@ -176,7 +178,7 @@ def test_pruning_sampled_children_after_the_draw_is_caught() -> None:
         kept = sorted(drawn, key=lambda token: -float(q_V[token]))[:count]
         return [token for token in drawn if token in kept]
 
-    assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(2, 1), choose=pruned)) > 0.05
+    assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(2,), choose=pruned)) > 0.05
 
 
 def test_deterministic_children_verified_as_if_drawn_are_caught() -> None:
@@ -195,6 +197,35 @@ def test_residuals_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_block_acceptance_without_its_carried_weight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle.verify_block._chance", lambda weight, left: weight)
     assert _worst(Block(), lambda q: sampled_tree(q, widths=(1, 1))) > 0.005
+
+
+@pytest.mark.parametrize("drafts", ["fresh", "stale"])
+def test_block_verification_needs_fresh_drafts_in_every_cycle(drafts: str) -> None:
+    """A rejected draft behind the block's end has decided where it ends: drafting it again is caught."""
+    p_V = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q_V = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
+    p: Table = dict.fromkeys([path for length in range(3) for path in product(range(3), repeat=length)], p_V)
+
+    def chain(tokens: list[int]) -> DraftTree:
+        count = len(tokens)
+        return DraftTree.from_parents(
+            torch.tensor([[0, *tokens]]),
+            torch.arange(-1, count)[None],
+            children="sampled",
+            log_q_BEV=q_V.log().expand(1, count, -1),
+            q_row_BN=torch.tensor([[*range(count), -1]]),
+        )
+
+    def run(chance: Chance) -> tuple[int, ...]:
+        drafted = [chance.pick(q_V.tolist()) for _ in range(2)]
+        tokens = Block().walk(chain(drafted), 0, TableView(p, chance)).tokens
+        if len(tokens) == 1:  # the next cycle drafts the second position
+            again = drafted[1] if drafts == "stale" else chance.pick(q_V.tolist())
+            tokens += Block().walk(chain([again]), 0, TableView(p, chance)).tokens
+        return tuple(tokens[:2])
+
+    distance = total_variation(distribution(run), joint(p, 2))
+    assert distance < EXACT if drafts == "fresh" else distance > 0.01
 
 
 def test_lossy_rules_are_lossy() -> None:

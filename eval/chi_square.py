@@ -1,0 +1,185 @@
+"""Do the lossless rules draw from the target's distribution, and is a broken one told apart?
+
+    python -m eagle.eval.chi_square --target MODEL --head HEAD
+
+One prompt is continued by many rows; the joint counts of the tokens behind the first new one (which no draft decides) are
+tested against the target's exact probabilities, which a top-k filter makes few enough to enumerate. V vocabulary.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from eagle.checkpoint import load_head
+from eagle.config import DecodeConfig
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.eval.mutants import LOSSLESS, MUTANTS
+from eagle.eval.statistics import chi_square_p_value
+from eagle.heads import EagleHead
+from eagle.progress import ProgressBar, console
+from eagle.sampling import RowSampler, Sampling
+from eagle.target import Target
+
+NEW_TOKENS = 4
+LEVEL = 0.01
+"""Family-wise error at which the table's verdict is given."""
+
+Joint = dict[tuple[int, ...], float]
+
+
+@torch.inference_mode()
+def exact_joint(target: Target, ids_1T: torch.Tensor, sampling: Sampling, *, tokens: int) -> Joint:
+    """Probability of every continuation of `tokens` tokens that the filters allow."""
+    sampler = RowSampler(sampling=sampling)
+    cells: Joint = {(): 1.0}
+    for _ in range(tokens):
+        prefixes = list(cells)
+        grown: Joint = {}
+        for start in range(0, len(prefixes), 64):
+            block = prefixes[start : start + 64]
+            ids_BT = torch.cat([ids_1T.expand(len(block), -1), torch.tensor(block, dtype=torch.int64)], dim=1)
+            features_BTH, _ = target.features(ids_BT)
+            for prefix, p_V in zip(block, sampler.probabilities(target.logits(features_BTH[:, -1]).float()).cpu()):
+                for token in p_V.nonzero().flatten().tolist():
+                    grown[(*prefix, token)] = cells[prefix] * float(p_V[token])
+        cells = grown
+    return cells
+
+
+def continuations(
+    decoder: SpeculativeDecoder, ids_1T: torch.Tensor, sampling: Sampling, *, rows: int, batch: int, bar: ProgressBar
+) -> list[tuple[int, ...]]:
+    """NEW_TOKENS tokens of `rows` rows, each with a seed of its own."""
+    found: list[tuple[int, ...]] = []
+    for start in range(0, rows, batch):
+        count = min(batch, rows - start)
+        out = decoder.generate(
+            ids_1T.expand(count, -1),
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=[],
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            seed=[sampling.seed + start + row for row in range(count)],
+        )
+        found += [tuple(row) for row in out.sequences[:, ids_1T.shape[1] :].tolist()]
+        bar.advance(count)
+    return found
+
+
+def p_values(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, float]:
+    """Chi-square p-values of tokens 2-3 and 2-4, their joint distribution."""
+    values = {}
+    for last in (3, 4):
+        expected: Counter[tuple[int, ...]] = Counter()
+        for cell, mass in exact.items():
+            expected[cell[1:last]] += mass  # type: ignore[assignment]
+        seen = Counter(tokens[1:last] for tokens in found)
+        cells = [*expected, *(seen.keys() - expected.keys())]
+        values[f"tokens 2-{last}"] = chi_square_p_value([seen[c] for c in cells], [float(expected[c]) for c in cells])
+    return values
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's step-down adjustment: the family-wise error of rejecting what lies below a level is at most that level."""
+    adjusted, running = {}, 0.0
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        running = max(running, min(1.0, (len(values) - rank) * values[name]))
+        adjusted[name] = running
+    return adjusted
+
+
+def measure(
+    target: Target,
+    head: EagleHead,
+    ids_1T: torch.Tensor,
+    sampling: Sampling,
+    *,
+    rows: int,
+    batch: int = 128,
+    variants: Sequence[str] | None = None,
+) -> dict[str, dict[str, float]]:
+    """P-values of every variant (default: all of LOSSLESS and MUTANTS) on the target's exact joint distribution."""
+    exact = exact_joint(target, ids_1T, sampling, tokens=NEW_TOKENS)
+    names = [*LOSSLESS, *MUTANTS] if variants is None else variants
+    result = {}
+    shares = {name: MUTANTS[name].rows if name in MUTANTS else 1 for name in names}
+    with ProgressBar("chi-square", total=rows * sum(shares.values()), unit="rows") as bar:
+        for name in names:
+            mutant = MUTANTS.get(name)
+            decode: DecodeConfig = LOSSLESS[name] if mutant is None else mutant.decode
+            decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
+            with nullcontext() if mutant is None else mutant.broken():
+                found = continuations(decoder, ids_1T, sampling, rows=rows * shares[name], batch=batch, bar=bar)
+            result[name] = p_values(found, exact)
+    return result
+
+
+def verdict(result: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Holm over all tests of the lossless rules, and over those of the mutants: what is told apart at LEVEL."""
+    lines: dict[str, dict[str, Any]] = {}
+    for family in (LOSSLESS, MUTANTS):
+        flat = {f"{name}|{test}": p for name in result if name in family for test, p in result[name].items()}
+        adjusted = holm(flat)
+        for name in result:
+            if name in family:
+                low = min(adjusted[f"{name}|{test}"] for test in result[name])
+                lines[name] = {**result[name], "holm": low, "told apart": low < LEVEL, "lossless": family is LOSSLESS}
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", required=True, help="path, hub id or .gguf file")
+    parser.add_argument("--head", required=True, help="folder or hub id")
+    parser.add_argument("--prompt", default="The most surprising thing about the sea is", help="text to continue")
+    parser.add_argument("--rows", type=int, default=1000, help="continuations per rule")
+    parser.add_argument("--only", nargs="+", choices=[*LOSSLESS, *MUTANTS], help="these variants alone")
+    parser.add_argument("--batch", type=int, default=128, help="rows decoded together")
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--top-k", type=int, default=5, help="tokens kept: k^4 continuations are enumerated")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    try:
+        target = Target.from_pretrained(options.target)
+        if target.tokenizer is None:
+            raise EagleError(f"{options.target} has no tokenizer to read the prompt with; give a complete checkpoint")
+        ids_1T = target.tokenizer(options.prompt, return_tensors="pt")["input_ids"]
+        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, seed=options.seed)
+        result = verdict(
+            measure(
+                target,
+                load_head(options.head),
+                ids_1T,
+                sampling,
+                rows=options.rows,
+                batch=options.batch,
+                variants=options.only,
+            )
+        )
+    except EagleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    table = Table("rule", "tokens 2-3", "tokens 2-4", "Holm", "told apart from the target", title="chi-square p-values")
+    for name, line in result.items():
+        expected = line["told apart"] != line["lossless"]
+        table.add_row(
+            name if line["lossless"] else f"mutant: {name}",
+            *(f"{line[test]:.3g}" for test in ("tokens 2-3", "tokens 2-4", "holm")),
+            ("yes" if line["told apart"] else "no") + ("" if expected else "  UNEXPECTED"),
+        )
+    console.print(table)
+    print(json.dumps({"rows": options.rows, "level": LEVEL, "rules": result}))
+    return 0 if all(line["told apart"] != line["lossless"] for line in result.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
