@@ -185,3 +185,18 @@ def test_a_reduced_vocabulary_is_judged_by_the_full_distribution(head: EagleHead
     assert summary["val_acceptance"] == pytest.approx([a / c for a, c in zip(acceptance, counted)], rel=1e-4)
     assert summary["val_classification"] == pytest.approx(classification / counted[0], rel=1e-4)
     assert tally.agreed_K[0] == agreed
+
+
+def test_a_perfect_head_agrees_wherever_its_vocabulary_has_the_targets_token() -> None:
+    model = tiny_model("llama")
+    full = TokenLayers.of_model(model, model.config)
+    document = _document(40)
+    greedy_T = full.logits(document.features_TH).argmax(-1)
+    ids = sorted(set(greedy_T.tolist()))[1::2]
+    tally = Tally(1, torch.device("cpu"))
+    tokens = DraftTokens(full, DraftVocabulary(target_ids_D=torch.tensor(ids), target_size=384))
+    oracle: Any = _Oracle(document, 1)
+    tally_document(tally, oracle, document, tokens=tokens, device=torch.device("cpu"))
+    judged = [int(greedy_T[m - 1]) in ids for m in range(2, 40) if document.loss_mask_T[m]]
+    assert 0 < sum(judged) < len(judged)
+    assert (tally.agreed_K[0], tally.attempts_K[0]) == (sum(judged), len(judged))
