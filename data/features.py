@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 
 from eagle.config import Recipe, TargetConfig, as_dict, read_recipe
 from eagle.data.prepare import load_prepared
@@ -38,19 +38,21 @@ from eagle.data.store import (
 )
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
+from eagle.launch import check_world
 from eagle.progress import ProgressBar, console
 from eagle.quiet import quieten
 from eagle.target import Target, load_tokenizer, tokenizer_identity
 
 
-def extract(recipe: Recipe, accelerator: Accelerator | PartialState | None = None) -> dict[str, Any]:
+def extract(recipe: Recipe, accelerator: Accelerator | None = None) -> dict[str, Any]:
     """Writes the recipe's feature store, resuming what an earlier run finished, and returns its manifest.
 
     Every process of an accelerate launch calls this; each writes its own shards and the first one the manifest.
     Raises EagleError when the prepared data does not fit the target's tokenizer or positions, the folder holds another
     extraction's shards, the disk is or will be too small, or a feature is not finite.
     """
-    state = accelerator or PartialState()
+    state = accelerator or Accelerator()
+    check_world(state)
     target = Target.from_config(_own_device(recipe, state))
     data, data_manifest = load_prepared(recipe.data_dir)
     lengths = np.asarray(data.with_format("numpy")["length"][:], dtype=np.int64)
@@ -130,7 +132,7 @@ def write_shards(
 # --- what an extraction is made from, and whether it can be made ---------------------------------------------------
 
 
-def _own_device(recipe: Recipe, state: Accelerator | PartialState) -> TargetConfig:
+def _own_device(recipe: Recipe, state: Accelerator) -> TargetConfig:
     """With several processes each has its own GPU."""
     if state.num_processes == 1 or recipe.target.device not in ("auto", "cuda"):
         return recipe.target
@@ -238,15 +240,16 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """`--config RECIPE [--section.key value ...]`; returns the exit code: 2 for a mistake the user can mend."""
     quieten()
+    accelerator = Accelerator()
     try:
         recipe = read_recipe(*config_and_overrides(arguments))
-        extract(recipe)
+        extract(recipe, accelerator)
     except EagleError as error:
-        if PartialState().is_main_process or isinstance(error.__cause__, OSError):
+        if accelerator.is_main_process or isinstance(error.__cause__, OSError):
             print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        PartialState().destroy_process_group()
+        accelerator.end_training()  # leaves the process group
     return 0
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.launch import check_world
 from eagle.loading import load_config
 from eagle.train.batches import SHORTEST, Order
 from eagle.vocab import DraftVocabulary
@@ -44,12 +44,7 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
     if config.regression_weight == config.classification_weight == 0:
         raise EagleError("train.regression_weight and train.classification_weight are both 0: nothing to learn")
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != accelerator.num_processes:
-        raise EagleError(
-            f"{launched} processes were launched, but accelerate runs {accelerator.num_processes}, as if alone: it has no "
-            "DeepSpeed over several processes without GPUs; use 1 process, or ACCELERATE_USE_CPU=true torchrun"
-        )
+    check_world(accelerator)
     if config.clip == "value" and accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         raise EagleError(
             f"train.clip is value, but {accelerator.distributed_type.value} cannot clip gradients by value; "
