@@ -62,29 +62,34 @@ class Sampling:
         """Scores divided by the temperature, the best one 0: no temperature overflows or hides the noise."""
         return (scores - scores.amax(-1, keepdim=True)) / self.temperature
 
+    def filters(self, vocab_size: int) -> list[Callable[[torch.Tensor, "Sampling"], torch.Tensor]]:
+        """Those that can drop a token, in Hugging Face's order."""
+        asked = {
+            _top_k: 0 < self.top_k < vocab_size,
+            _top_p: self.top_p < 1,
+            _min_p: self.min_p > 0,
+        }
+        return [one for one, does in asked.items() if does]
+
 
 def keep(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Which tokens the filters keep. scores: float32 [..., V] log-probabilities up to a constant, ALREADY divided by the
     temperature. bool [..., V]; the best token is always kept."""
     kept = torch.isfinite(scores)
     filtered = scores
-    for one in (_top_k, _top_p, _min_p):
-        kept = kept & one(filtered, sampling)
+    for one in sampling.filters(scores.shape[-1]):
+        kept &= one(filtered, sampling)
         if sampling.filter_order == "sequential":
             filtered = scores.masked_fill(~kept, float("-inf"))
     return kept
 
 
 def _top_k(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    if not 0 < sampling.top_k < scores.shape[-1]:
-        return torch.ones_like(scores, dtype=torch.bool)
     return scores >= scores.topk(sampling.top_k, dim=-1).values[..., -1:]
 
 
 def _top_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Token i stays when the mass of the better tokens is below top_p."""
-    if sampling.top_p >= 1:
-        return torch.ones_like(scores, dtype=torch.bool)
     log_total = scores.logsumexp(-1, keepdim=True)
     count = min(_SHORTLIST, scores.shape[-1])
     while True:
@@ -101,8 +106,6 @@ def _top_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _min_p(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    if sampling.min_p <= 0:
-        return torch.ones_like(scores, dtype=torch.bool)
     best = scores.amax(-1, keepdim=True)
     return scores >= best + torch.tensor(sampling.min_p).log()
 
@@ -137,8 +140,9 @@ class RowSampler:
         if self.sampling.greedy:
             return int(processed_V.argmax())
         scores_V = self.sampling.tempered(processed_V)
-        noisy_V = scores_V + self.noise(position, len(scores_V)).to(scores_V.device)
-        return int(noisy_V.masked_fill_(~keep(scores_V, self.sampling), float("-inf")).argmax())
+        kept_V = keep(scores_V, self.sampling)
+        noisy_V = scores_V.add_(self.noise(position, len(scores_V)).to(scores_V.device))
+        return int(noisy_V.masked_fill_(~kept_V, float("-inf")).argmax())
 
     def probabilities(self, processed_V: torch.Tensor) -> torch.Tensor:
         """float64 [..., V]: what `choose` draws from; greedy: all on the best token."""
@@ -166,16 +170,18 @@ class RowSampler:
         logits_KV: UNTEMPERED draft logits. target_ids_V: the target's id of each draft token (None: the same), among
         target_size (None: the largest of these ids + 1). Greedy rows get plain log q.
         """
-        log_q_KV = logits_KV.float().log_softmax(-1)
+        logits_KV = logits_KV.float()  # log q but for a constant, which no step below minds
         if self.sampling.greedy:
-            return log_q_KV
-        kept_KV = keep(self.sampling.tempered(log_q_KV), self.sampling)
+            return logits_KV.log_softmax(-1)
         if target_ids_V is None:
-            noise_V = self.noise(position, log_q_KV.shape[-1])
+            noise_V = self.noise(position, logits_KV.shape[-1])
         else:
             noise_V = self.noise(position, target_size or int(target_ids_V.max()) + 1)[target_ids_V.cpu()]
-        noisy_KV = log_q_KV + self.sampling.temperature * noise_V.to(log_q_KV.device)
-        return noisy_KV.masked_fill(~kept_KV, float("-inf")).log_softmax(-1)
+        noisy_KV = logits_KV + self.sampling.temperature * noise_V.to(logits_KV.device)
+        if self.sampling.filters(logits_KV.shape[-1]):
+            kept_KV = keep(self.sampling.tempered(logits_KV), self.sampling)
+            noisy_KV = noisy_KV.masked_fill_(~kept_KV, float("-inf"))
+        return noisy_KV.log_softmax(-1)
 
     def draft_log_q(self, logits_ND: torch.Tensor) -> torch.Tensor:
         """float32 [..., D]: what draft tokens are drawn from: temperature and filters applied, -inf for what they drop.
