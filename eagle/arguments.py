@@ -188,7 +188,12 @@ def _merged(
 def _refuse_unsupported(config: GenerationConfig, unknown: dict[str, Any], keywords: dict[str, Any]) -> None:
     asked = {name for name, value in unknown.items() if value is not None}
     asked |= {name for name in _ASSISTED if keywords.get(name) is not None}
+    known = (
+        GenerationConfig().to_dict()
+    )  # a published generation_config.json may hold keys of its own: they say nothing
     for name, value in config.to_dict().items():
+        if name not in known:
+            continue
         off = value is None or value is False or value in ([], {}) or value in _OFF.get(name, ())
         if name not in _SUPPORTED | _NEUTRAL | _ASSISTED and not off:
             asked.add(name)

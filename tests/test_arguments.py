@@ -293,3 +293,11 @@ def test_min_new_tokens_wins_over_min_length(target: Target) -> None:
     assert isinstance(processor, MinLengthLogitsProcessor)
     assert processor.min_length == 5
     assert resolve(target, IDS, min_length=3).rows[0].sampler.processors == []
+
+
+def test_keys_of_a_published_config_that_nobody_knows_say_nothing(target: Target) -> None:
+    """As in Hugging Face; such a keyword is refused all the same."""
+    config = GenerationConfig.from_dict({"chat_format": "chatml", "max_new_tokens": 3})
+    assert resolve(target, IDS, generation_config=config).rows[0].max_new_tokens == 3
+    with pytest.raises(EagleError, match="chat_format"):
+        resolve(target, IDS, chat_format="chatml")
