@@ -7,6 +7,7 @@ is that an unknown key is named together with the nearest known one. `read_recip
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -290,7 +291,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         parsed = parser.parse_args([f"--config={path}", *overrides])
         instance = parser.instantiate_classes(parsed)
     except (ArgumentError, TypeError, ValueError) as error:
-        raise EagleError(f"{path}: {_first_lines(str(error))}") from error
+        raise EagleError(f"{path}: {_readable(str(error))}") from error
     sections = {field.name: getattr(instance, field.name) for field in dataclasses.fields(Recipe)}
     return Recipe(**sections)
 
@@ -337,5 +338,10 @@ def _did_you_mean(key: str) -> str:
     return f"unknown key {key}; {hint}"
 
 
-def _first_lines(text: str, count: int = 6) -> str:
-    return "\n".join(text.strip().splitlines()[:count])
+def _readable(text: str) -> str:
+    """jsonargparse's message in this project's words: what was got, what was expected."""
+    found = re.search(r'key "(?P<key>[\w.]+)":\s+Expected an? (?P<kind>.+?)\.? Got value: (?P<got>.*)', text, re.DOTALL)
+    if found is None:
+        return "\n".join(text.strip().splitlines()[:6])
+    kind = re.sub(r"<class '(\w+)'>|typing\.", r"\1", found["kind"])
+    return f"{found['key']} is {found['got'].strip().splitlines()[0]}, expected {kind}"
