@@ -49,7 +49,11 @@ def unpadded(
 
 
 def _padding_mask(input_ids: torch.Tensor, pad: int | None, eos: list[int]) -> torch.Tensor | None:
-    """Hugging Face's guess: pad tokens are padding, unless a pad token can be an EOS."""
+    """Hugging Face's guess, at the ends of a row only: pad tokens are padding, unless a pad token can be an EOS.
+
+    Between other tokens a pad token is text: chat templates end every turn with what many models also pad with.
+    """
     if pad is None or pad in eos or not bool((input_ids == pad).any()):
         return None
-    return input_ids != pad
+    text_BT = (input_ids != pad).int()
+    return (text_BT.cumsum(1) > 0) & (text_BT.flip(1).cumsum(1).flip(1) > 0)

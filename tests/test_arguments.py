@@ -125,6 +125,8 @@ def test_without_a_mask_pad_tokens_are_padding_unless_they_can_end_a_text(target
     assert resolve(target, ids, pad_token_id=4).rows[0].tokens == [5, 6]
     assert resolve(target, ids, pad_token_id=4, eos_token_id=[2, 4]).rows[0].tokens == [4, 4, 5, 6]
     assert resolve(target, ids, torch.ones_like(ids), pad_token_id=4).rows[0].tokens == [4, 4, 5, 6]
+    chat = torch.tensor([[4, 5, 4, 6, 4, 4]])
+    assert resolve(target, chat, pad_token_id=4).rows[0].tokens == [5, 4, 6]
 
 
 @pytest.mark.parametrize(
