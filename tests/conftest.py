@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # Triton kernels run in the interpreter; triton reads this when it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from eagle.config import TargetConfig
 from eagle.target import Target
 
