@@ -1,54 +1,88 @@
 """Which documents make up each optimiser step, and how they become tensors.
 
-B documents, T indices, H hidden, S supervised positions. The order depends on the seed alone: step s takes the same
-documents, with the same noise, whatever the number of processes or micro-steps and wherever the run was resumed.
+B rows, T tokens of the longest row, H hidden, X the head's states (H, or the aux layers' blocks side by side). The order
+depends on the seed alone: step s takes the same documents, with the same noise, whatever the number of processes or
+micro-steps, however they are packed, and wherever the run was resumed.
 
-Alignment: index i of a document of n tokens (i = 0 .. n-3) has inputs (f_i, e_{i+1}), regression target f_{i+1}, class
-target p(t_{i+2}), and counts where t_{i+2} is the assistant's.
+Alignment: index i of a document of n tokens has inputs (state_i, e_{i+1}), regression target f_{i+1}, class target
+p(t_{i+2}), and counts where t_{i+2} is the assistant's. At unroll step k everything moves on by k: inputs (the step
+before's prediction at i, e_{i+1+k}), targets f_{i+1+k} and p(t_{i+2+k}), and it counts where t_{i+2+k} is of the same
+document and the assistant's.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from eagle.data.store import FeatureStore
+from eagle.data.store import Document, FeatureStore
 
 SHORTEST = 3
 """Tokens below which a document has no index to train on."""
+Packing = Literal["none", "documents"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro-step of one process; the documents are padded on the right, which causal attention never sees."""
+    """One micro-step of one process. Tensors are by TOKEN index; a row holds one document, or several one after the other.
 
-    inputs_BTH: torch.Tensor
-    """float32: features f_i, with noise"""
-    next_ids_BT: torch.Tensor
-    """int64: t_{i+1}"""
-    mask_BT: torch.Tensor
-    """bool: t_{i+2} is supervised"""
-    targets_SH: torch.Tensor
-    """float32: f_{i+1} at the true positions of mask_BT, row by row"""
+    Rows are padded on the right, which causal attention never sees; whole documents of a packed row must not see each
+    other (compare `document_BT`).
+    """
+
+    states_BTX: torch.Tensor
+    """float32: what the head sees of the target at token i, with noise: its feature f_i, or the aux layers' states"""
+    ids_BT: torch.Tensor
+    """int64: t_i; 0 in padding"""
+    supervised_BT: torch.Tensor
+    """bool: t_i is the assistant's; false in padding"""
+    features_BTH: torch.Tensor
+    """float32: f_i, without noise"""
+    document_BT: torch.Tensor
+    """int64: the document's number within its row, 0, 1, ...; -1 in padding"""
+    positions_BT: torch.Tensor
+    """int64: token i's place in its document, from 0 (0 in padding)"""
     token_count: int
-    """Indices that are not padding."""
+    """Indices with an input and a target: all tokens but each document's last two."""
+    supervised_count: int
+    """Indices that count at step 0."""
 
     @property
-    def supervised_count(self) -> int:
-        return self.targets_SH.shape[0]
+    def packed(self) -> bool:
+        """Whether a row holds more than one document."""
+        return bool((self.document_BT > 0).any())
+
+    def mask(self, step: int = 0) -> torch.Tensor:
+        """bool [B, T]: index i counts at unroll step `step`: token i+2+step is of i's document, and the assistant's."""
+        ahead = 2 + step
+        same_BT = self.document_BT == _shifted(self.document_BT, ahead, fill=-1)
+        return same_BT & _shifted(self.supervised_BT, ahead, fill=0)
+
+    def next_ids(self, step: int = 0) -> torch.Tensor:
+        """int64 [B, T]: t_{i+1+step}, the token whose embedding index i takes at unroll step `step` (0 past the row's end)."""
+        return _shifted(self.ids_BT, 1 + step, fill=0)
+
+    def targets(self, mask_BT: torch.Tensor, step: int = 0) -> torch.Tensor:
+        """float32 [S, H]: f_{i+1+step} at the S true positions of mask_BT (of this step), row by row."""
+        rows_S, index_S = mask_BT.nonzero(as_tuple=True)
+        return self.features_BTH[rows_S, index_S + 1 + step]
 
     def to(self, device: torch.device) -> "Batch":
-        return dataclasses.replace(
-            self,
-            inputs_BTH=self.inputs_BTH.to(device),
-            next_ids_BT=self.next_ids_BT.to(device),
-            mask_BT=self.mask_BT.to(device),
-            targets_SH=self.targets_SH.to(device),
-        )
+        names = [
+            field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), torch.Tensor)
+        ]
+        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+def _shifted(values_BT: torch.Tensor, ahead: int, *, fill: int) -> torch.Tensor:
+    """[B, T] whose index i has the value of i + ahead; `fill` where the row has ended."""
+    moved_BT = torch.full_like(values_BT, fill)
+    moved_BT[:, : max(0, values_BT.shape[1] - ahead)] = values_BT[:, ahead:]
+    return moved_BT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,36 +131,102 @@ def seeded_generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]) << 32 | int(state[1]))
 
 
-def collate(
-    store: FeatureStore, documents: Sequence[int], *, hidden_size: int, noise: float, seed: int, step: int
-) -> Batch:
-    """Reads the documents and lays them side by side; no document gives one padded index and no supervised position.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How documents become rows, and what of the target they carry."""
 
-    The noise, uniform in (-noise, noise), is drawn per document from (seed, step, document).
+    hidden_size: int
+    """H, for a batch without documents."""
+    aux_layers: tuple[int, ...] = ()
+    """The states are these layers' (numbers of layers applied); (): the features themselves."""
+    noise: float = 0.0
+    """States get uniform noise in (-noise, noise)."""
+    packing: Packing = "none"
+    """none: a document a row. documents: as many as fit."""
+    max_tokens_per_row: int = 2048
+    """Packing's limit; a longer document has a row of its own."""
+
+    @property
+    def state_size(self) -> int:
+        """X."""
+        return self.hidden_size * max(1, len(self.aux_layers))
+
+
+def pack(lengths: Sequence[int], *, packing: Packing, max_tokens_per_row: int) -> list[list[int]]:
+    """The rows, each a list of indices into `lengths`: first fit in the given order (longest first packs best)."""
+    if packing == "none":
+        return [[index] for index in range(len(lengths))]
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index, length in enumerate(lengths):
+        row = next((row for row, free in enumerate(room) if free >= length), None)
+        if row is None:
+            rows.append([index])
+            room.append(max_tokens_per_row - length)
+        else:
+            rows[row].append(index)
+            room[row] -= length
+    return rows
+
+
+def collate(source: FeatureStore, numbers: Sequence[int], *, layout: Layout, seed: int, step: int) -> Batch:
+    """Reads the documents and lays them out in rows; no document gives one padded index and no supervised position.
+
+    The noise is drawn per document from (seed, step, document): it does not depend on the layout.
     """
-    read = [store[number] for number in documents]
-    longest = max((len(document.input_ids_T) - 2 for document in read), default=1)
-    inputs_BTH = torch.zeros(max(1, len(read)), longest, hidden_size)
-    next_ids_BT = torch.zeros(max(1, len(read)), longest, dtype=torch.int64)
-    mask_BT = torch.zeros(max(1, len(read)), longest, dtype=torch.bool)
-    targets = [torch.zeros(0, hidden_size)]
-    for row, (number, document) in enumerate(zip(documents, read, strict=True)):
-        features_TH = document.features_TH.float()
-        count = len(document.input_ids_T) - 2
-        inputs_BTH[row, :count] = features_TH[:-2]
-        if noise > 0:
-            uniform_TH = torch.rand(count, hidden_size, generator=seeded_generator(seed, step, number))
-            inputs_BTH[row, :count] += (2 * uniform_TH - 1) * noise
-        next_ids_BT[row, :count] = document.input_ids_T[1:-1]
-        mask_BT[row, :count] = document.loss_mask_T[2:]
-        targets.append(features_TH[1:-1][document.loss_mask_T[2:]])
-    return Batch(
-        inputs_BTH=inputs_BTH,
-        next_ids_BT=next_ids_BT,
-        mask_BT=mask_BT,
-        targets_SH=torch.cat(targets),
-        token_count=sum(len(document.input_ids_T) - 2 for document in read),
+    documents = _read(source, numbers)
+    rows = pack(
+        [len(document.input_ids_T) for document in documents],
+        packing=layout.packing,
+        max_tokens_per_row=layout.max_tokens_per_row,
     )
+    longest = max((sum(len(documents[index].input_ids_T) for index in row) for row in rows), default=1)
+    shape = max(1, len(rows)), longest
+    device = documents[0].features_TH.device if documents else torch.device("cpu")
+    states_BTX = torch.zeros(*shape, layout.state_size, device=device)
+    features_BTH = torch.zeros(*shape, layout.hidden_size, device=device) if layout.noise or layout.aux_layers else None
+    ids_BT, positions_BT = (torch.zeros(shape, dtype=torch.int64) for _ in "ab")
+    document_BT = torch.full(shape, -1, dtype=torch.int64)
+    supervised_BT = torch.zeros(shape, dtype=torch.bool)
+    supervised_count = 0
+    for b, row in enumerate(rows):
+        end = 0
+        for place, index in enumerate(row):
+            document, start = documents[index], end
+            end = start + len(document.input_ids_T)
+            states_BTX[b, start:end] = _states(document, layout)
+            if features_BTH is not None:
+                features_BTH[b, start:end] = document.features_TH
+            if layout.noise > 0:
+                generator = seeded_generator(seed, step, numbers[index])
+                uniform_TX = torch.rand(end - start, layout.state_size, generator=generator)
+                states_BTX[b, start:end] += ((2 * uniform_TX - 1) * layout.noise).to(device)
+            ids_BT[b, start:end], supervised_BT[b, start:end] = document.input_ids_T, document.loss_mask_T
+            document_BT[b, start:end], positions_BT[b, start:end] = place, torch.arange(end - start)
+            supervised_count += int(document.loss_mask_T[2:].sum())
+    return Batch(
+        states_BTX=states_BTX,
+        ids_BT=ids_BT,
+        supervised_BT=supervised_BT,
+        features_BTH=states_BTX if features_BTH is None else features_BTH,
+        document_BT=document_BT,
+        positions_BT=positions_BT,
+        token_count=sum(max(0, len(document.input_ids_T) - 2) for document in documents),
+        supervised_count=supervised_count,
+    )
+
+
+def _read(source: FeatureStore, numbers: Sequence[int]) -> list[Document]:
+    return [source[number] for number in numbers]
+
+
+def _states(document: Document, layout: Layout) -> torch.Tensor:
+    """[T, X] in the store's dtype."""
+    if not layout.aux_layers:
+        return document.features_TH
+    assert document.aux_TA is not None
+    assert document.aux_TA.shape[1] == layout.state_size
+    return document.aux_TA
 
 
 class MicroBatches(Dataset[Batch]):
@@ -137,15 +237,14 @@ class MicroBatches(Dataset[Batch]):
         store: FeatureStore,
         order: Order,
         *,
-        hidden_size: int,
-        noise: float,
+        layout: Layout,
         start: int,
         end: int,
         micro_steps: int,
         process: int,
         processes: int,
     ):
-        self.store, self.order, self.hidden_size, self.noise = store, order, hidden_size, noise
+        self.store, self.order, self.layout = store, order, layout
         self.start, self.end, self.micro_steps = start, end, micro_steps
         self.process, self.processes = process, processes
 
@@ -157,14 +256,7 @@ class MicroBatches(Dataset[Batch]):
         documents = self.order.micro_batch(
             step, micro_step, micro_steps=self.micro_steps, process=self.process, processes=self.processes
         )
-        return collate(
-            self.store,
-            documents,
-            hidden_size=self.hidden_size,
-            noise=self.noise,
-            seed=self.order.seed,
-            step=step,
-        )
+        return collate(self.store, documents, layout=self.layout, seed=self.order.seed, step=step)
 
 
 def steps(micro_batches: MicroBatches, *, workers: int) -> Iterator[list[Batch]]:

@@ -16,7 +16,7 @@ from eagle.data.store import FeatureStore
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, run
-from eagle.train.batches import MicroBatches, Order, steps
+from eagle.train.batches import Layout, MicroBatches, Order, steps
 from eagle.train.metrics import validate
 from eagle.train.schedule import total_steps
 from eagle.train.step import StepResult, Training, train_step
@@ -58,8 +58,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     micro_batches = MicroBatches(
         store,
         order,
-        hidden_size=training.tokens.full.hidden_size,
-        noise=recipe.train.noise,
+        layout=Layout(hidden_size=training.tokens.full.hidden_size, noise=recipe.train.noise),
         start=first,
         end=total,
         micro_steps=recipe.train.gradient_accumulation,

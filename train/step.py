@@ -102,9 +102,10 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
 def _losses(training: Training, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed losses of one micro-batch; an empty one still goes through the model, which other processes wait for."""
     with training.autocast():
-        predictions_BTH = training.model(batch.inputs_BTH, training.tokens.full.embed(batch.next_ids_BT))
+        predictions_BTH = training.model(batch.states_BTX, training.tokens.full.embed(batch.next_ids()))
+        mask_BT = batch.mask()
         return draft_losses(
-            predictions_SH=predictions_BTH[batch.mask_BT], targets_SH=batch.targets_SH, tokens=training.tokens
+            predictions_SH=predictions_BTH[mask_BT], targets_SH=batch.targets(mask_BT), tokens=training.tokens
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eagle.data.store import Document
-from eagle.train.batches import MicroBatches, Order, collate, steps
+from eagle.train.batches import Layout, MicroBatches, Order, collate, pack, steps
 
 
 class FakeStore:
@@ -37,29 +37,66 @@ def _order(count: int = 23, global_batch: int = 8, seed: int = 5) -> Order:
     )
 
 
-def _collate(documents: list[int], *, noise: float = 0.0, seed: int = 0, step: int = 0) -> Any:
-    return collate(STORE, documents, hidden_size=2, noise=noise, seed=seed, step=step)
+def _collate(documents: list[int], *, seed: int = 0, step: int = 0, **layout: Any) -> Any:
+    return collate(STORE, documents, layout=Layout(hidden_size=2, **layout), seed=seed, step=step)
 
 
 def test_index_i_has_feature_i_token_i_plus_1_target_i_plus_1_and_mask_of_token_i_plus_2() -> None:
+    """And at unroll step k the token, the target and the mask are k further on."""
     batch = _collate([4, 2])
-    assert batch.inputs_BTH.shape == (2, 5, 2)
+    assert batch.states_BTX.shape == (2, 7, 2)
     assert batch.token_count == 5 + 3
-    for row, (number, tokens) in enumerate([(4, 7), (2, 5)]):
-        for i in range(tokens - 2):
-            assert batch.inputs_BTH[row, i].tolist() == [number, i]
-            assert batch.next_ids_BT[row, i] == 100 * number + i + 1
-            assert batch.mask_BT[row, i] == ((i + 2) % 2 == 1)
-        assert not batch.mask_BT[row, tokens - 2 :].any()
-    expected = [[number, i + 1] for number, tokens in [(4, 7), (2, 5)] for i in range(tokens - 2) if i % 2 == 1]
-    assert batch.targets_SH.tolist() == expected
+    assert not batch.packed
+    for k in range(4):
+        mask_BT, next_ids_BT = batch.mask(k), batch.next_ids(k)
+        counted = []
+        for row, (number, tokens) in enumerate([(4, 7), (2, 5)]):
+            for i in range(tokens - 2 - k):
+                assert batch.states_BTX[row, i].tolist() == [number, i]
+                assert next_ids_BT[row, i] == 100 * number + i + 1 + k
+                assert mask_BT[row, i] == ((i + 2 + k) % 2 == 1)
+                if (i + 2 + k) % 2 == 1:
+                    counted.append([number, i + 1 + k])
+            assert not mask_BT[row, max(0, tokens - 2 - k) :].any()
+        assert batch.targets(mask_BT, k).tolist() == counted
+        assert k > 0 or batch.supervised_count == len(counted)
+
+
+def test_packed_documents_keep_their_own_alignment_and_positions() -> None:
+    """Documents of 7, 5, 4, 3 tokens in rows of at most 10: [7, 3] and [5, 4]."""
+    numbers = [4, 2, 1, 0]
+    packed = _collate(numbers, packing="documents", max_tokens_per_row=10)
+    assert packed.document_BT.tolist() == [[0] * 7 + [1] * 3, [0] * 5 + [1] * 4 + [-1]]
+    assert packed.positions_BT.tolist() == [[*range(7), *range(3)], [*range(5), *range(4), 0]]
+    assert packed.packed
+    alone = [_collate([number]) for number in numbers]
+    assert packed.token_count == sum(batch.token_count for batch in alone)
+    assert packed.supervised_count == sum(batch.supervised_count for batch in alone)
+    places = {4: (0, 0), 0: (0, 7), 2: (1, 0), 1: (1, 5)}
+    for number, own in zip(numbers, alone, strict=True):
+        row, start = places[number]
+        span = slice(start, start + number + 3)
+        assert torch.equal(packed.states_BTX[row, span], own.states_BTX[0])
+        for k in range(4):
+            mask_T = packed.mask(k)[row, span]
+            assert torch.equal(mask_T, own.mask(k)[0]), "no target of the next document"
+            assert torch.equal(packed.next_ids(k)[row, span][mask_T], own.next_ids(k)[0][mask_T])
+
+
+def test_rows_are_filled_first_fit_and_a_long_document_has_its_own() -> None:
+    assert pack([30, 9, 5, 5, 1], packing="documents", max_tokens_per_row=10) == [[0], [1, 4], [2, 3]]
+    assert pack([9, 5, 1], packing="none", max_tokens_per_row=100) == [[0], [1], [2]]
+    assert pack([], packing="documents", max_tokens_per_row=10) == []
 
 
 def test_an_empty_share_has_nothing_supervised_but_something_to_run() -> None:
-    batch = _collate([])
-    assert batch.inputs_BTH.shape == (1, 1, 2)
-    assert batch.token_count == batch.supervised_count == 0
-    assert not batch.mask_BT.any()
+    for packing in ("none", "documents"):
+        batch = _collate([], packing=packing)
+        assert batch.states_BTX.shape == (1, 1, 2)
+        assert batch.token_count == batch.supervised_count == 0
+        for k in range(3):
+            assert not batch.mask(k).any()
+            assert batch.targets(batch.mask(k), k).shape == (0, 2)
 
 
 def test_an_epoch_takes_every_document_once_and_the_next_in_another_order() -> None:
@@ -88,7 +125,7 @@ def test_processes_and_micro_steps_share_out_the_same_step(micro_steps: int, pro
 
 def test_noise_is_uniform_and_a_function_of_seed_step_and_document() -> None:
     def noise_of(batch: Any, row: int, number: int) -> torch.Tensor:
-        noise: torch.Tensor = batch.inputs_BTH[row, : number + 1] - _collate([number]).inputs_BTH[0]
+        noise: torch.Tensor = batch.states_BTX[row, : number + 3] - _collate([number]).states_BTX[0]
         return noise
 
     alone = noise_of(_collate([20], noise=0.1), 0, 20)
@@ -99,14 +136,23 @@ def test_noise_is_uniform_and_a_function_of_seed_step_and_document() -> None:
     assert not torch.equal(alone, noise_of(_collate([20], noise=0.1, step=1), 0, 20))
     assert not torch.equal(alone, noise_of(_collate([20], noise=0.1, seed=1), 0, 20))
     clean = _collate([20], noise=0.1)
-    assert torch.equal(clean.targets_SH, _collate([20]).targets_SH), "targets carry no noise"
+    assert torch.equal(clean.features_BTH, _collate([20]).features_BTH), "targets carry no noise"
+    packed = _collate([22, 20], noise=0.1, packing="documents", max_tokens_per_row=100)
+    assert torch.equal(packed.states_BTX[0, 25:48], _collate([20], noise=0.1).states_BTX[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_steps_start_in_the_middle_as_if_they_had_come_from_the_beginning(workers: int) -> None:
     def run(start: int) -> list[Any]:
         batches = MicroBatches(
-            STORE, _order(), hidden_size=2, noise=0.1, start=start, end=5, micro_steps=2, process=0, processes=2
+            STORE,
+            _order(),
+            layout=Layout(hidden_size=2, noise=0.1),
+            start=start,
+            end=5,
+            micro_steps=2,
+            process=0,
+            processes=2,
         )
         return list(steps(batches, workers=workers))
 
@@ -115,5 +161,5 @@ def test_steps_start_in_the_middle_as_if_they_had_come_from_the_beginning(worker
     assert len(rest) == 2
     for ours, theirs in zip(rest, whole[3:], strict=True):
         for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a.inputs_BTH, b.inputs_BTH)
-            assert torch.equal(a.next_ids_BT, b.next_ids_BT)
+            assert torch.equal(a.states_BTX, b.states_BTX)
+            assert torch.equal(a.ids_BT, b.ids_BT)
