@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+"""Triton's names of the element types that kernels take."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
