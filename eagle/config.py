@@ -54,8 +54,10 @@ class RegenerateConfig:
     """Row i is answered at temperatures[i % len]; 0 is greedy."""
     batch_size: int = 32
     """Rows decoded together; a row that ends makes room for the next. More rows are faster while their cache fits."""
+    samples_per_prompt: int = 1
+    """Answers per prompt, each with its own noise; the n-th of row i is answered at temperatures[(i + n) % len]."""
     seed: int = 0
-    """Row i draws from a generator seeded by (seed, row id): its answer does not depend on its batch mates."""
+    """An answer draws from a generator seeded by (seed, its id): it does not depend on its batch mates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +89,11 @@ class DataConfig:
 class FeaturesConfig:
     """Extraction of the target's features into a store of shards."""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """How features are stored."""
-    aux_layers: tuple[int, ...] = ()
-    """Also store the hidden states after this many layers (Hugging Face's hidden_states index), one block each."""
+    dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
+    """How features are stored. float8: e4m3 with a float32 scale per token (and aux layer), half of bfloat16's bytes."""
+    aux_layers: tuple[int, ...] | None = None
+    """Also store the hidden states after this many layers (Hugging Face's hidden_states index), one block each; null: those
+    that the head reads (none for eagle1)."""
     batch_tokens: int = 4096
     """Padded tokens per target forward."""
     shard_tokens: int = 32768
@@ -120,8 +123,16 @@ class TrainConfig:
     """Passes over the training documents."""
     max_steps: int | None = None
     """Optimiser steps to end at, when earlier than the epochs."""
+    features: Literal["store", "online"] = "store"
+    """Where the target's features come from: store: what `eagle features` wrote; online: the target itself, in memory, runs
+    over each micro-step's documents (no disk needed; every epoch computes them again)."""
     batch_size: int = 4
     """Documents per process and micro-step."""
+    packing: Literal["none", "documents"] = "none"
+    """none: a document a row. documents: rows are filled with the micro-step's documents, which do not see each other: the
+    same gradients with less padding; raise batch_size with it."""
+    max_tokens_per_row: int = 2048
+    """Packing's longest row, in tokens; a longer document has a row of its own."""
     gradient_accumulation: int = 1
     """Micro-steps per optimiser step."""
     lr: float = 3e-5
@@ -208,7 +219,13 @@ class EvalConfig:
     prompts: tuple[str, ...] = ("shipped:mt_bench",)
     """Prompt files (question_id / category / turns, or any conversation shape) or `shipped:NAME`."""
     limit: int | None = None
-    """Prompts per source."""
+    """Prompts per source, spread evenly over its categories."""
+    methods: tuple[str, ...] = ("hf", "plain", "eagle2", "chain")
+    """What is compared, in one interleaved run. hf: Hugging Face generate; hf-lookup: its prompt lookup; hf-assisted: its
+    assisted decoding with decode.draft_model; plain: our loop without drafting (always needed); eagle2, static, chain, ngram,
+    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection."""
+    sampling: tuple[str, ...] = ("T=0",)
+    """Settings every method answers under: "T=0", "T=0.7", "T=1 top_p=0.9" (top_k and min_p likewise)."""
     max_new_tokens: int = 128
     """Longest answer, in tokens."""
     warmup_prompts: int = 1
@@ -216,7 +233,7 @@ class EvalConfig:
     chain_depth: int = 5
     """Length of the draft chain that measures n-alpha."""
     seed: int = 0
-    """Seed of the bootstrap intervals."""
+    """Seed of the requests' noise and of the bootstrap intervals."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

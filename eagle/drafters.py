@@ -12,7 +12,7 @@ from eagle.dynamic_tree import DynamicTree
 from eagle.engine import packed_copy
 from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.level_drafter import TreeShape
 from eagle.model_drafter import ModelDrafter
 from eagle.ngram_drafter import NgramDrafter
@@ -35,12 +35,18 @@ _OWN = {
 }
 
 
+def with_drafter(decode: DecodeConfig, drafter: str) -> DecodeConfig:
+    """The same settings for another drafter; options that only other drafters read go back to their defaults."""
+    idle = {f.name: f.default for f in dataclasses.fields(decode) if _OWN.get(f.name) not in (None, drafter)}
+    return dataclasses.replace(decode, drafter=drafter, **idle)
+
+
 def make_drafter(
     target: Target,
     rule: Rule,
     decode: DecodeConfig,
     *,
-    head: str | Path | EagleHead | None = None,
+    head: str | Path | DraftHead | None = None,
     draft_model: str | Path | PreTrainedModel | Target | None = None,
 ) -> Drafter | None:
     """The drafter that `decode` names, its trees fit for `rule`; None: plain decoding.
@@ -68,7 +74,7 @@ def make_drafter(
         return ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
     if head is None:
         raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
-    loaded = head if isinstance(head, EagleHead) else load_head(head)
+    loaded = head if isinstance(head, DraftHead) else load_head(head)
     check_fits(loaded, target)
     loaded = loaded.to(device=target.device, dtype=target.dtype)
     return HeadDrafter(packed_copy(loaded) if decode.engine == "compiled" else loaded, target.tokens, shape)

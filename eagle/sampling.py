@@ -137,12 +137,16 @@ class RowSampler:
 
     def choose(self, processed_V: torch.Tensor, position: int) -> int:
         """The token that plain sampling emits at `position` (its index in the unpadded row)."""
+        return int(self.contest(processed_V, position).argmax())
+
+    def contest(self, processed_V: torch.Tensor, position: int) -> torch.Tensor:
+        """float32 [V]: what `choose` takes the argmax of; -inf for tokens that the filters drop. Greedy: the logits."""
         if self.sampling.greedy:
-            return int(processed_V.argmax())
+            return processed_V
         scores_V = self.sampling.tempered(processed_V)
         kept_V = keep(scores_V, self.sampling)
         noisy_V = scores_V.add_(self.noise(position, len(scores_V)).to(scores_V.device))
-        return int(noisy_V.masked_fill_(~kept_V, float("-inf")).argmax())
+        return noisy_V.masked_fill_(~kept_V, float("-inf"))
 
     def probabilities(self, processed_V: torch.Tensor) -> torch.Tensor:
         """float64 [..., V]: what `choose` draws from; greedy: all on the best token."""

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from eagle.files import atomic_path
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,10 @@ class Answer:
     """[d]: verify steps whose walk stood at depth d on a node with children."""
     accepted_per_depth: list[int] = dataclasses.field(default_factory=list)
     """[d]: those of them that went on to depth d + 1."""
+    prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    """Target forwards behind the prefill, with the LM head"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,10 @@ class Request:
     """The prompt's id."""
     turn: int
     category: str
+    setting: str
+    """Label of the sampling setting (settings.py)"""
+    seed: int
+    """Of the row's noise; the same for every method"""
     prompt_tokens: int
     order: list[str]
     """Methods in the order they ran in."""
@@ -49,8 +55,8 @@ class Request:
     """Method -> where its tokens first differ from plain decoding's (see exactness.py)."""
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.prompt, self.turn
+    def key(self) -> tuple[str, int, str]:
+        return self.prompt, self.turn, self.setting
 
 
 class AnswerLog:
@@ -61,7 +67,7 @@ class AnswerLog:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path, self.identity = path, dict(identity)
-        self.requests: dict[tuple[str, int], Request] = {}
+        self.requests: dict[tuple[str, int, str], Request] = {}
         self.restarted = False
         """True when answers of another evaluation lay here and were dropped."""
         self._file: TextIO | None = None

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 from eagle.eval.answers import Request
+from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 
 TIE_MARGIN_FLOAT32 = 1e-4
 """Two logits closer than this may swap places when the same sums are added in another order (float32)."""
+
+
+GREEDY = Sampling()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,21 +50,30 @@ def tie_margin(dtype: torch.dtype, top_logit: float) -> float:
     return TIE_MARGIN_FLOAT32 if dtype == torch.float32 else 2.0 * torch.finfo(dtype).eps * max(abs(top_logit), 1.0)
 
 
+@torch.inference_mode()
 def divergence(
-    target: Target, *, prompt_ids: Sequence[int], tokens: Sequence[int], reference: Sequence[int], versus: str
+    target: Target,
+    *,
+    prompt_ids: Sequence[int],
+    tokens: Sequence[int],
+    reference: Sequence[int],
+    versus: str,
+    sampling: Sampling = GREEDY,
 ) -> dict[str, Any] | None:
-    """Where `tokens` leave `reference`, with the target's top-2 logit margin there; None when they are equal."""
+    """Where `tokens` leave `reference`, with the reference's top-2 margin there; None when they are equal.
+
+    sampling: what both were made with. The margin is that of the scores the emitted token is the best of: the logits, or
+    logits / temperature + noise over the tokens that the filters keep.
+    """
     index = first_difference(tokens, reference)
     if index is None:
         return None
     ids_1T = torch.tensor([[*prompt_ids, *reference[:index]]], device=target.device)
-    with torch.inference_mode():
-        features_1TH, _ = target.features(ids_1T)
-        logits_V = target.logits(features_1TH[0, -1]).float()
-    top = torch.topk(logits_V, k=2)
+    logits_V = target.logits(target.features(ids_1T)[0][0, -1]).float()
+    scores_V = RowSampler(sampling=sampling).contest(logits_V, position=len(prompt_ids) + index)
+    top = torch.topk(scores_V, k=2)
     margin = float(top.values[0] - top.values[1])
-    limit = tie_margin(target.dtype, float(top.values[0]))
-    best = set(top.indices.tolist())
+    limit = tie_margin(target.dtype, float(logits_V.max())) / (sampling.temperature or 1.0)
     both = index < len(tokens) and index < len(reference)
     return {
         "versus": versus,
@@ -69,7 +82,7 @@ def divergence(
         "expected": reference[index] if index < len(reference) else None,
         "margin": margin,
         "tie_below": limit,
-        "tie": both and margin < limit and {tokens[index], reference[index]} <= best,
+        "tie": both and margin < limit and {tokens[index], reference[index]} <= set(top.indices.tolist()),
     }
 
 

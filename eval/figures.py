@@ -23,9 +23,13 @@ DEFINITIONS = {
     "first_token_ms": "median over requests of the time from the call to the first token",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
     "with its 95% bootstrap interval; pooled: sum of the baseline's seconds / sum of the method's",
-    "baselines": "hf: Hugging Face generate, greedy, same loaded weights; plain: this package's loop without drafting",
-    "exact": "answers whose tokens equal plain decoding's (plain's own row: Hugging Face's); a tie is a first "
-    "divergence where the target's two best logits are closer than 1e-4 (half precision: two spacings)",
+    "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
+    "the head), host (the rest: sampling, walking, committing, streaming)",
+    "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",
+    "exact": "answers whose tokens equal plain decoding's with the same seed (plain's own row and Hugging Face's assisted "
+    "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
+    "are closer than 1e-4 logits (half precision: two spacings). by law: another draw from the same distribution, as the "
+    "rule promises and `python -m eagle.eval.chi_square` tests; lossy: another distribution",
 }
 
 
@@ -45,8 +49,8 @@ class Figures:
     first_token_ms: float | None
     step_ms: float | None
     """Milliseconds per verify step (drafting, verification, host), prefill left out; of plain decoding: per token."""
-    draft_share: float | None
-    """Share of the wall clock spent drafting."""
+    shares: dict[str, float] | None
+    """Of the wall clock behind the prefill: verify, draft, host; None of Hugging Face's loop"""
     speedup_hf: Estimate | None
     speedup_plain: Estimate | None
 
@@ -83,10 +87,16 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         ),
         first_token_ms=median([1e3 * answer.first_token_seconds for answer in answers]),
         step_ms=1e3 * sum(a.seconds - a.first_token_seconds for a in answers) / len(steps) if steps else None,
-        draft_share=sum(a.draft_seconds for a in answers) / seconds if drafted else None,
+        shares=_shares(answers) if steps else None,
         speedup_hf=speedup("hf"),
         speedup_plain=speedup("plain"),
     )
+
+
+def _shares(answers: Sequence[Answer]) -> dict[str, float]:
+    verify, draft = sum(a.verify_seconds for a in answers), sum(a.draft_seconds for a in answers)
+    total = sum(a.seconds - a.prefill_seconds for a in answers)
+    return {"verify": verify / total, "draft": draft / total, "host": 1 - (verify + draft) / total}
 
 
 def acceptance_per_depth(answers: Sequence[Answer]) -> list[float]:

@@ -22,6 +22,7 @@ from eagle.eval.methods import make_methods
 from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
 from eagle.eval.results import print_results, read_results, write_results
 from eagle.eval.runner import Runner
+from eagle.eval.settings import parse_settings
 from eagle.eval.summarise import summarise
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
@@ -74,13 +75,14 @@ def _measure(
 ) -> dict[str, Any]:
     head = load_head(head_path)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
-    methods = make_methods(target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
-    runner = Runner(target, methods, max_new_tokens=recipe.eval.max_new_tokens)
+    methods = make_methods(recipe.eval.methods, target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
+    settings = parse_settings(recipe.eval.sampling)
+    runner = Runner(target, methods, settings, max_new_tokens=recipe.eval.max_new_tokens, seed=recipe.eval.seed)
     skipped: list[dict[str, Any]] = []
     with AnswerLog(recipe.eval_dir / "answers.jsonl", {**identity, "weights": target.identity()}) as log:
         if log.restarted:
             console.print(f"eval: {log.path} was of another evaluation; starting afresh", markup=False, soft_wrap=True)
-        total = sum(len(prompt.turns) for prompt in prompts)
+        total = len(settings) * sum(len(prompt.turns) for prompt in prompts)
         with ProgressBar("eval", total=total, unit="requests", done=len(log.requests)) as bar:
             for prompt in prompts[: recipe.eval.warmup_prompts] if len(log.requests) < total else []:
                 runner.warm_up(prompt)
@@ -109,7 +111,11 @@ def _measure(
         "commit": git_commit(),
         "peak_memory": peak_memory(),
         "skipped": skipped,
-        **summarise(requests, tuple(methods), seed=recipe.eval.seed),
+        **summarise(
+            requests,
+            {one.label: {name: method.check(one) for name, method in methods.items()} for one in settings},
+            seed=recipe.eval.seed,
+        ),
     }
 
 

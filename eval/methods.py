@@ -1,9 +1,15 @@
-"""The methods an evaluation compares, behind one call: prompt ids in, an `Answer` out, timed the same way."""
+"""The methods an evaluation compares, behind one call: prompt ids in, an `Answer` out, timed the same way.
 
+Names: `hf` (Hugging Face generate), `hf-lookup` (its prompt lookup), `hf-assisted` (its assisted decoding, with
+decode.draft_model), `plain` (our loop without drafting), and our drafters - eagle2, static, chain, ngram, model - each also
+as DRAFTER@RULE, such as `eagle2@rejection`, under another verification rule than the recipe's.
+"""
+
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -11,15 +17,38 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
+from eagle.drafters import with_drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
+from eagle.eval.settings import Setting
 from eagle.heads import EagleHead
+from eagle.rules import make_rule
 from eagle.target import Target
 
-Method = Callable[[torch.Tensor, int], Answer]
-"""(ids_1T int64 on the target's device, max_new_tokens) -> Answer."""
+HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
+HF_LOOKUP_TOKENS = 10
+"""Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
 
-HF, PLAIN, EAGLE2, CHAIN = "hf", "plain", "eagle2", "chain"
+Check = Literal["hf", "plain", "distribution", "lossy", "none"]
+"""What a method's tokens are held against. hf, plain: those of that method must be equal; distribution: another draw of the
+same distribution, of which tokens say nothing (`eagle.eval.chi_square` tests it); lossy: another distribution; none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to answer."""
+
+    name: str
+    run: Callable[[torch.Tensor, int, Setting, int], Answer]
+    """(ids_1T int64 on the target's device, max_new_tokens, setting, seed) -> Answer."""
+    greedy_check: Check
+    sampled_check: Check
+
+    def check(self, setting: Setting) -> Check:
+        return self.greedy_check if setting.greedy else self.sampled_check
+
+    def __call__(self, ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
+        return self.run(ids_1T, max_new_tokens, setting, seed)
 
 
 class FirstTokenClock(BaseStreamer):
@@ -45,20 +74,54 @@ class FirstTokenClock(BaseStreamer):
         return end - self.start, (end if self.first is None else self.first) - self.start
 
 
-def make_methods(target: Target, head: EagleHead, *, decode: DecodeConfig, chain_depth: int) -> dict[str, Method]:
-    """The four methods by name. Raises EagleError when the head does not fit the target, or for another drafter."""
-    if decode.drafter != "eagle2":
+def make_methods(
+    names: tuple[str, ...], target: Target, head: EagleHead | None, *, decode: DecodeConfig, chain_depth: int
+) -> dict[str, Method]:
+    """The methods by name, in that order; `plain` must be among them: the others are held against it.
+
+    Raises EagleError for an unknown name, and where a method lacks what it needs (a head, a draft model).
+    """
+    if PLAIN not in names:
+        raise EagleError(f"eval.methods is {list(names)}; {PLAIN} must be among them: the others are held against it")
+    if len(set(names)) < len(names):
+        raise EagleError(f"eval.methods is {list(names)}; expected every method once")
+    return {name: _make(name, target, head, decode=decode, chain_depth=chain_depth) for name in names}
+
+
+def _make(name: str, target: Target, head: EagleHead | None, *, decode: DecodeConfig, chain_depth: int) -> Method:
+    if name == HF:
+        return Method(name=name, run=_hugging_face(target), greedy_check="none", sampled_check="none")
+    if name == HF_LOOKUP:
+        run = _hugging_face(target, prompt_lookup_num_tokens=HF_LOOKUP_TOKENS)
+        return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
+    if name == HF_ASSISTED:
+        if decode.draft_model is None:
+            raise EagleError(
+                "method hf-assisted needs a small model with the target's tokenizer: set decode.draft_model"
+            )
+        assistant = Target.from_pretrained(decode.draft_model)
+        run = _hugging_face(target, assistant_model=assistant.model)
+        return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
+    if name == PLAIN:
+        return Method(name=name, run=_ours(SpeculativeDecoder(target)), greedy_check="hf", sampled_check="none")
+    drafter, _, rule_name = name.partition("@")
+    known = [each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none"]
+    if drafter not in known:
         raise EagleError(
-            f'decode.drafter is "{decode.drafter}", but the evaluation compares the head\'s EAGLE-2 trees and chains; '
-            "set it to eagle2 to evaluate"
+            f'eval.methods holds "{name}"; known are {HF}, {HF_LOOKUP}, {HF_ASSISTED}, {PLAIN}, {", ".join(known)}, and the '
+            "last ones with a rule behind an @, such as eagle2@rejection"
         )
-    chain = DecodeConfig(budget=chain_depth + 1, top_k=1, depth=chain_depth, engine=decode.engine)
-    return {
-        HF: _hugging_face(target),
-        PLAIN: _ours(SpeculativeDecoder(target)),
-        EAGLE2: _ours(SpeculativeDecoder.from_pretrained(target, head, decode=decode)),
-        CHAIN: _ours(SpeculativeDecoder.from_pretrained(target, head, decode=chain)),
-    }
+    if rule_name:
+        decode = dataclasses.replace(decode, rule=rule_name, children="auto")
+    decode = with_drafter(decode, drafter)
+    if drafter == CHAIN:
+        decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth)
+    rule = make_rule(decode.rule)
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
+    if not rule.lossless:
+        return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy")
+    sampled: Check = "plain" if rule.name == "coupled" else "distribution"
+    return Method(name=name, run=_ours(decoder), greedy_check="plain", sampled_check=sampled)
 
 
 def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:
@@ -68,10 +131,10 @@ def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:
     return names[shift:] + names[:shift]
 
 
-def _ours(decoder: SpeculativeDecoder) -> Method:
-    def answer(ids_1T: torch.Tensor, max_new_tokens: int) -> Answer:
+def _ours(decoder: SpeculativeDecoder) -> Callable[[torch.Tensor, int, Setting, int], Answer]:
+    def answer(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
         clock = FirstTokenClock(ids_1T.device)
-        out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, streamer=clock)
+        out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, seed=seed, streamer=clock, **setting.arguments())
         seconds, first = clock.times()
         assert out.stats is not None
         (stats,) = out.stats
@@ -82,6 +145,7 @@ def _ours(decoder: SpeculativeDecoder) -> Method:
             accepted=stats.accepted,
             attempts_per_depth=stats.attempts_per_depth,
             accepted_per_depth=stats.accepted_per_depth,
+            prefill_seconds=stats.prefill_ms / 1e3,
             draft_seconds=stats.draft_ms / 1e3,
             verify_seconds=stats.verify_ms / 1e3,
         )
@@ -89,17 +153,19 @@ def _ours(decoder: SpeculativeDecoder) -> Method:
     return answer
 
 
-def _hugging_face(target: Target) -> Method:
+def _hugging_face(target: Target, **how: Any) -> Callable[[torch.Tensor, int, Setting, int], Answer]:
+    """Hugging Face's own loop on the same loaded weights; `how`: keywords that choose one of its assisted modes."""
     eos = list(target.eos_token_ids)
-    greedy = GenerationConfig(
-        do_sample=False, eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0, use_cache=True
-    )
 
-    def answer(ids_1T: torch.Tensor, max_new_tokens: int) -> Answer:
-        with _generation_config(target.model, greedy), torch.inference_mode():
+    def answer(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
+        config = GenerationConfig(
+            eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0, use_cache=True, **setting.arguments()
+        )
+        with _generation_config(target.model, config), torch.inference_mode(), torch.random.fork_rng():
+            torch.manual_seed(seed)
             clock = FirstTokenClock(ids_1T.device)
             sequences = target.model.generate(
-                ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=max_new_tokens, streamer=clock
+                ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=max_new_tokens, streamer=clock, **how
             )
             seconds, first = clock.times()
         return Answer(tokens=sequences[0, ids_1T.shape[1] :].tolist(), seconds=seconds, first_token_seconds=first)
@@ -109,7 +175,7 @@ def _hugging_face(target: Target) -> Method:
 
 @contextmanager
 def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Generates with `config` alone: a checkpoint's own generation defaults (penalties, ...) are not plain greedy."""
+    """Generates with `config` alone: a checkpoint's own generation defaults (penalties, ...) are not plain decoding."""
     before = model.generation_config
     model.generation_config = config
     try:

@@ -13,9 +13,14 @@ from eagle.files import atomic_path, write_json
 
 LABELS = {
     "hf": "HF generate",
+    "hf-lookup": "HF prompt lookup",
+    "hf-assisted": "HF assisted",
     "plain": "plain loop",
     "eagle2": "EAGLE-2 tree",
+    "static": "EAGLE-1 tree",
     "chain": "chain",
+    "model": "draft model",
+    "ngram": "prompt lookup",
 }
 SMALL_TAU = 2.0
 SMALL_HEAD_NOTE = (
@@ -48,24 +53,28 @@ def read_results(folder: Path) -> dict[str, Any] | None:
 def print_results(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints the tables and what there is to say about them."""
     console = console or Console(highlight=False)
-    console.print(_rich_table(headline(result), _HEADINGS, method_rows(result)))
-    method = "eagle2" if "eagle2" in result["methods"] else "plain"
-    if len(result["methods"][method]["categories"]) > 1:
-        console.print(_rich_table(f"{LABELS[method]}, by category", _CATEGORY_HEADINGS, category_rows(result, method)))
-    for line in notes(result):
+    for setting, body in result["settings"].items():
+        console.print(_rich_table(headline(result, setting), _HEADINGS, method_rows(body)))
+        method = _main_method(body)
+        if len(body["methods"][method]["categories"]) > 1:
+            title = f"{_label(method)}, by category"
+            console.print(_rich_table(title, _CATEGORY_HEADINGS, category_rows(body, method)))
+        for line in notes(body):
+            console.print(line, markup=False, soft_wrap=True)
+    for line in footnotes(result):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def summary_markdown(result: Mapping[str, Any]) -> str:
     """The same as the terminal shows, with hardware, versions and definitions."""
-    lines = ["# Evaluation", "", headline(result), "", *_markdown_table(_HEADINGS, method_rows(result)), ""]
-    method = "eagle2" if "eagle2" in result["methods"] else "plain"
-    lines += [
-        f"## {LABELS[method]}, by category",
-        "",
-        *_markdown_table(_CATEGORY_HEADINGS, category_rows(result, method)),
-    ]
-    lines += ["", *(f"- {line}" for line in notes(result)), "", "## Measured on", ""]
+    lines = ["# Evaluation", ""]
+    for setting, body in result["settings"].items():
+        method = _main_method(body)
+        lines += [f"## {headline(result, setting)}", "", *_markdown_table(_HEADINGS, method_rows(body)), ""]
+        lines += [f"### {_label(method)}, by category", ""]
+        lines += [*_markdown_table(_CATEGORY_HEADINGS, category_rows(body, method)), ""]
+        lines += [*(f"- {line}" for line in notes(body)), ""]
+    lines += [*(f"- {line}" for line in footnotes(result)), "", "## Measured on", ""]
     hardware, target, head = result["hardware"], result["target"], result["head"]
     gpus = ", ".join(hardware["gpus"]) or "none"
     lines += [
@@ -85,39 +94,38 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def headline(result: Mapping[str, Any]) -> str:
-    """What was measured, in one line."""
-    limit = result["recipe"]["eval"]["max_new_tokens"]
+def headline(result: Mapping[str, Any], setting: str) -> str:
+    """What was measured under one setting, in one line."""
     return (
-        f"{result['requests']} requests ({result['prompts']} prompts), at most {limit} tokens each, temperature 0, "
-        f"{result['target_dtype']}"
+        f"{setting}: {result['settings'][setting]['requests']} requests ({result['prompts']} prompts), at most "
+        f"{result['recipe']['eval']['max_new_tokens']} tokens each, {result['target_dtype']}"
     )
 
 
-def method_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """One row per method, over all requests."""
+def method_rows(body: Mapping[str, Any]) -> list[list[str]]:
+    """One row per method, over all requests of a setting."""
     rows = []
-    for name, method in result["methods"].items():
+    for name, method in body["methods"].items():
         row = method["overall"]
         rows.append(
             [
-                LABELS.get(name, name),
+                _label(name),
                 f"{row['tokens_per_second']:.1f}",
                 _number(row["ms_per_token"], 1),
                 _number(row["first_token_ms"], 0) + " ms",
                 _number(row["tau"], 2),
                 _ratio(row["speedup_hf"]) if name != "hf" else "1",
                 _ratio(row["speedup_plain"]) if name not in ("hf", "plain") else "1" if name == "plain" else "",
-                _exact(row["exact"]),
+                _exact(row),
             ]
         )
     return rows
 
 
-def category_rows(result: Mapping[str, Any], method: str) -> list[list[str]]:
+def category_rows(body: Mapping[str, Any], method: str) -> list[list[str]]:
     """One row per category of one method, and one over all."""
     rows = []
-    for name, row in {**result["methods"][method]["categories"], "all": result["methods"][method]["overall"]}.items():
+    for name, row in {**body["methods"][method]["categories"], "all": body["methods"][method]["overall"]}.items():
         rows.append(
             [
                 name,
@@ -126,47 +134,75 @@ def category_rows(result: Mapping[str, Any], method: str) -> list[list[str]]:
                 f"{row['tokens_per_second']:.1f}",
                 _ratio(row["speedup_hf"]),
                 _ratio(row["speedup_plain"]),
-                _exact(row["exact"]),
+                _exact(row),
             ]
         )
     return rows
 
 
-def notes(result: Mapping[str, Any]) -> list[str]:
-    """Errors, acceptance, divergences and footnotes, a line each."""
-    lines = [f"ERROR: {error}" for error in result["errors"]]
-    tree = result["methods"].get("eagle2", {}).get("overall")
-    if tree:
+def notes(body: Mapping[str, Any]) -> list[str]:
+    """A setting's errors, acceptance, time split and divergences, a line each."""
+    lines = [f"ERROR: {error}" for error in body["errors"]]
+    main = _main_method(body)
+    row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
+    if row["tau"] is not None:
         lines.append(
-            f"tree: acceptance per depth {_rates(tree['acceptance'])}; tau {_number(tree['tau'], 3)} (after "
-            f"trimming {_number(tree['tau_trimmed'], 3)}) over {tree['verify_steps']} verify steps"
+            f"{_label(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {_number(row['tau'], 3)} (after "
+            f"trimming {_number(row['tau_trimmed'], 3)}) over {row['verify_steps']} verify steps"
         )
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
-            if tree[baseline]:
-                lines.append(f"tree: pooled speed-up over {label} (total seconds) {tree[baseline]['pooled']:.2f}x")
-    plain = result["methods"].get("plain", {}).get("overall")
-    if tree and plain and tree["step_ms"] and plain["step_ms"]:
+            if row[baseline]:
+                lines.append(
+                    f"{_label(main)}: pooled speed-up over {label} (total seconds) {row[baseline]['pooled']:.2f}x"
+                )
+    if row["tau"] is not None and row["step_ms"] and plain["step_ms"]:
         lines.append(
-            f"tree: a cycle of drafting and verifying takes {tree['step_ms']:.1f} ms, a plain step {plain['step_ms']:.1f} ms: "
-            f"it pays where tau exceeds {tree['step_ms'] / plain['step_ms']:.2f}"
+            f"{_label(main)}: a cycle of drafting and verifying takes {row['step_ms']:.1f} ms, a plain step "
+            f"{plain['step_ms']:.1f} ms: it pays where tau exceeds {row['step_ms'] / plain['step_ms']:.2f}"
         )
-    if result["n_alpha"]:
-        lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(result['n_alpha'])}")
-    for found in result["divergences"]:
+    for name in dict.fromkeys(("plain", main)):
+        shares = body["methods"][name]["overall"]["shares"]
+        if shares:
+            lines.append(
+                f"{_label(name)}: time " + ", ".join(f"{key} {100 * part:.1f}%" for key, part in shares.items())
+            )
+    if body["n_alpha"]:
+        lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(body['n_alpha'])}")
+    for found in body["divergences"]:
         kind = "tie" if found["tie"] else "DIFFERENT"
         lines.append(
             f"{found['method']} leaves {found['versus']} ({kind}): {found['prompt']}, turn {found['turn']}, token "
-            f"{found['index']}, top-2 logit margin {found['margin']:.2g}"
+            f"{found['index']}, top-2 margin {found['margin']:.2g}"
         )
-    for skipped in result["skipped"]:
-        lines.append(f"passed over: {skipped['prompt']}, turn {skipped['turn']} ({skipped['reason']})")
+    return lines
+
+
+def footnotes(result: Mapping[str, Any]) -> list[str]:
+    """What holds for all settings."""
+    lines = [
+        f"passed over: {skipped['prompt']}, turn {skipped['turn']}, {skipped['setting']} ({skipped['reason']})"
+        for skipped in result["skipped"]
+    ]
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        "[95% bootstrap interval]; TTFT: time to first token"
+        "[95% bootstrap interval]; TTFT: time to first token; exact, by law, lossy: see the definitions in summary.md"
     )
-    if tree and tree["tau"] is not None and tree["tau"] < SMALL_TAU:
+    bodies = result["settings"].values()
+    taus = [body["methods"][_main_method(body)]["overall"]["tau"] for body in bodies]
+    if any(tau is not None and tau < SMALL_TAU for tau in taus):
         lines.append(SMALL_HEAD_NOTE)
     return lines
+
+
+def _main_method(body: Mapping[str, Any]) -> str:
+    """The one whose categories and time split are shown: the EAGLE-2 tree, else the first drafter of ours, else plain."""
+    drafting = [name for name in body["methods"] if name not in ("hf", "hf-lookup", "hf-assisted", "plain")]
+    return "eagle2" if "eagle2" in drafting else (drafting or ["plain"])[0]
+
+
+def _label(name: str) -> str:
+    drafter, _, rule = name.partition("@")
+    return LABELS.get(drafter, drafter) + (f", {rule}" if rule else "")
 
 
 def _ratio(value: Mapping[str, float] | None) -> str:
@@ -181,9 +217,10 @@ def _rates(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
-def _exact(counts: Mapping[str, int] | None) -> str:
+def _exact(row: Mapping[str, Any]) -> str:
+    counts = row["exact"]
     if counts is None:
-        return ""
+        return {"distribution": "by law", "lossy": "lossy"}.get(row["check"], "")
     text = f"{counts['equal']}/{counts['requests']}"
     text += f" + {counts['ties']} ties" if counts["ties"] else ""
     return text + (f", {counts['different']} DIFFERENT" if counts["different"] else "")

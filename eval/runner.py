@@ -1,6 +1,6 @@
 """Running the requests of an evaluation: render, ask every method in turn, compare, log."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,10 @@ from eagle.chat import prompt_ids
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.exactness import divergence
-from eagle.eval.methods import HF, PLAIN, Method, rotated
+from eagle.eval.methods import PLAIN, Method, rotated
 from eagle.eval.prompt_set import Prompt
+from eagle.eval.settings import Setting
+from eagle.files import sha256_text
 from eagle.progress import ProgressBar
 from eagle.target import Target
 
@@ -18,55 +20,60 @@ WARM_UP_TOKENS = 16
 
 
 class Runner:
-    """Asks every method every request; `methods` must hold `plain`, which all others are compared with."""
+    """Asks every method every request, under every setting; `methods` must hold `plain`."""
 
     def __init__(
         self,
         target: Target,
         methods: Mapping[str, Method],
+        settings: Sequence[Setting],
         *,
         max_new_tokens: int,
+        seed: int = 0,
     ):
         assert PLAIN in methods
         if target.tokenizer is None:
             raise EagleError(f"target {target.name} has no tokenizer; load it with one")
-        self.target, self.tokenizer, self.max_new_tokens = target, target.tokenizer, max_new_tokens
-        self.methods = dict(methods)
+        self.target, self.tokenizer, self.max_new_tokens, self.seed = target, target.tokenizer, max_new_tokens, seed
+        self.methods, self.settings = dict(methods), list(settings)
 
     def warm_up(self, prompt: Prompt) -> None:
         """Lets every method answer the first turn, uncounted: allocations, thread pools, caches, compilation."""
         ids = prompt_ids(self.tokenizer, _messages(prompt, [], turn=0))
         if self._fits(ids):
             for method in self.methods.values():
-                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens))
+                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), self.settings[-1], 0)
 
     def answer(self, prompt: Prompt, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
         """Answers the turns that the log lacks. Returns what was passed over, with the reason."""
+        return [passed for setting in self.settings for passed in self._answer(prompt, setting, log, bar)]
+
+    def _answer(self, prompt: Prompt, setting: Setting, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
         replies: list[str] = []
         for turn in range(len(prompt.turns)):
-            request = log.requests.get((prompt.id, turn))
+            request = log.requests.get((prompt.id, turn, setting.label))
             if request is None:
                 ids = prompt_ids(self.tokenizer, _messages(prompt, replies, turn=turn))
                 if not self._fits(ids):
                     bar.advance(len(prompt.turns) - turn)
                     limit = f"{len(ids)} + {self.max_new_tokens} tokens, the target takes {self.target.max_positions}"
-                    return [{"prompt": prompt.id, "turn": turn, "reason": limit}]
-                request = self._ask(prompt, turn, ids, number=len(log.requests))
+                    return [{"prompt": prompt.id, "turn": turn, "setting": setting.label, "reason": limit}]
+                request = self._ask(prompt, turn, ids, setting, number=len(log.requests))
                 log.append(request)
                 bar.advance(1)
             replies.append(self.tokenizer.decode(request.answers[PLAIN].tokens, skip_special_tokens=True))
         return []
 
-    def _ask(self, prompt: Prompt, turn: int, ids: list[int], *, number: int) -> Request:
+    def _ask(self, prompt: Prompt, turn: int, ids: list[int], setting: Setting, *, number: int) -> Request:
         order = rotated(self.methods, number)
+        seed = int(sha256_text(f"{self.seed} {prompt.id} {turn} {setting.label}")[:15], 16)
         answers: dict[str, Answer] = {
-            name: self.methods[name](self._tensor(ids), self.max_new_tokens) for name in order
+            name: self.methods[name](self._tensor(ids), self.max_new_tokens, setting, seed) for name in order
         }
         divergences = {}
-        for name in self.methods:
-            # Plain decoding's own reference is Hugging Face's loop; everybody else's is plain decoding.
-            versus = PLAIN if name not in (PLAIN, HF) else HF
-            if name == HF or versus not in answers:
+        for name, method in self.methods.items():
+            versus = method.check(setting)
+            if versus not in answers:  # nothing to be equal to: see methods.Check
                 continue
             found = divergence(
                 self.target,
@@ -74,6 +81,7 @@ class Runner:
                 tokens=answers[name].tokens,
                 reference=answers[versus].tokens,
                 versus=versus,
+                sampling=setting.seeded(seed),
             )
             if found is not None:
                 divergences[name] = found
@@ -81,6 +89,8 @@ class Runner:
             prompt=prompt.id,
             turn=turn,
             category=prompt.category,
+            setting=setting.label,
+            seed=seed,
             prompt_tokens=len(ids),
             order=order,
             answers=answers,

@@ -1,61 +1,72 @@
 """From the answers to the body of results.json: exactness first, then figures per method and category."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle.eval.answers import Request
 from eagle.eval.exactness import Exactness, exactness
 from eagle.eval.figures import DEFINITIONS, figures
+from eagle.eval.methods import CHAIN, HF, PLAIN, Check
 
 
-def summarise(requests: Sequence[Request], methods: Sequence[str], *, seed: int = 0) -> dict[str, Any]:
-    """`requests` must all hold an answer of every method.
+def summarise(
+    requests: Sequence[Request], checks: Mapping[str, Mapping[str, Check]], *, seed: int = 0
+) -> dict[str, Any]:
+    """`checks`: per setting, what each method's tokens are held against; `requests` all hold an answer of every method."""
+    return {
+        "prompts": len({request.prompt for request in requests}),
+        "settings": {
+            setting: summarise_setting([r for r in requests if r.setting == setting], methods, seed=seed)
+            for setting, methods in checks.items()
+        },
+        "definitions": DEFINITIONS,
+    }
 
-    A method whose tokens differ from plain decoding's (not at a tie) gets an error and no speed-up; when plain decoding
+
+def summarise_setting(requests: Sequence[Request], checks: Mapping[str, Check], *, seed: int) -> dict[str, Any]:
+    """One setting's figures.
+
+    A method whose tokens differ from those it must equal (not at a tie) gets an error and no speed-up; when plain decoding
     itself differs from Hugging Face's, nobody gets a speed-up over Hugging Face.
     """
-    exact = {name: exactness(requests, name) for name in methods if name != "hf"}
-    errors = [_error(name, counts) for name, counts in exact.items() if not counts.exact]
+    exact = {name: exactness(requests, name) for name, check in checks.items() if check in (HF, PLAIN)}
+    errors = [_error(name, counts, checks[name]) for name, counts in exact.items() if not counts.exact]
+    failed = {name for name, counts in exact.items() if not counts.exact}
     categories = list(dict.fromkeys(request.category for request in requests))
 
     def baselines(name: str) -> list[str]:
-        proved = [] if name != "hf" and not exact[name].exact else ["plain"]
-        return [*proved, "hf"] if proved and exact["plain"].exact and "hf" in methods else proved
+        if name in failed:
+            return []
+        return [each for each in (PLAIN, HF) if each in checks and not (each == HF and PLAIN in failed)]
 
     def row(chosen: Sequence[Request], name: str) -> dict[str, Any]:
-        values = figures(chosen, name, baselines=baselines(name) if name != "hf" else [], seed=seed)
-        counts = None if name == "hf" else _counts(exactness(chosen, name))
-        return {**dataclasses.asdict(values), "exact": counts}
+        values = figures(chosen, name, baselines=baselines(name) if name != HF else [], seed=seed)
+        counts = dataclasses.asdict(exactness(chosen, name)) if name in exact else None
+        return {**dataclasses.asdict(values), "check": checks[name], "exact": counts}
 
     return {
         "requests": len(requests),
-        "prompts": len({request.prompt for request in requests}),
         "methods": {
             name: {
                 "overall": row(requests, name),
                 "categories": {c: row([r for r in requests if r.category == c], name) for c in categories},
             }
-            for name in methods
+            for name in checks
         },
-        "n_alpha": figures(requests, "chain", baselines=[]).acceptance if "chain" in methods else None,
+        "n_alpha": figures(requests, CHAIN, baselines=[]).acceptance if CHAIN in checks else None,
         "divergences": [
             {"method": name, "prompt": request.prompt, "turn": request.turn, **found}
             for request in requests
             for name, found in request.divergences.items()
         ],
         "errors": errors,
-        "definitions": DEFINITIONS,
     }
 
 
-def _counts(value: Exactness) -> dict[str, int]:
-    return dataclasses.asdict(value)
-
-
-def _error(name: str, counts: Exactness) -> str:
-    versus = "Hugging Face generate" if name == "plain" else "plain decoding"
+def _error(name: str, counts: Exactness, check: Check) -> str:
+    versus = "Hugging Face generate" if check == HF else "plain decoding"
     return (
         f"{name} is NOT exact: {counts.different} of {counts.requests} answers differ from {versus}'s where the "
-        "target's best two logits are no tie; no speed-up over it is given"
+        "target's best two scores are no tie; no speed-up over it is given"
     )

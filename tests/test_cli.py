@@ -54,8 +54,9 @@ def test_run_goes_from_conversations_to_a_table_and_leaves_a_head(finished: Path
     assert "EAGLE-2 tree" in printed
     assert (finished / "run/head/model.safetensors").is_file()
     result = json.loads((finished / "run/eval/results.json").read_text())
-    assert result["errors"] == []
-    assert result["methods"]["eagle2"]["overall"]["exact"]["different"] == 0
+    body = result["settings"]["T=0"]
+    assert body["errors"] == []
+    assert body["methods"]["eagle2"]["overall"]["exact"]["different"] == 0
 
 
 @pytest.mark.slow

@@ -10,7 +10,16 @@ IDENTITY = {"head": "abc", "threads": 2}
 
 def request(turn: int) -> Request:
     answers = {"plain": Answer(tokens=[1, 2], seconds=0.5, first_token_seconds=0.1, accepted=[0])}
-    return Request(prompt="p/1", turn=turn, category="c", prompt_tokens=3, order=["plain"], answers=answers)
+    return Request(
+        prompt="p/1",
+        turn=turn,
+        category="c",
+        setting="T=0",
+        seed=5,
+        prompt_tokens=3,
+        order=["plain"],
+        answers=answers,
+    )
 
 
 def write(path: Path, count: int) -> None:
@@ -23,7 +32,7 @@ def test_answers_survive_and_equal_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     write(path, 2)
     with AnswerLog(path, IDENTITY) as log:
-        assert log.requests == {("p/1", 0): request(0), ("p/1", 1): request(1)}
+        assert log.requests == {("p/1", 0, "T=0"): request(0), ("p/1", 1, "T=0"): request(1)}
         assert not log.restarted
 
 
@@ -35,7 +44,7 @@ def test_a_line_cut_by_a_kill_is_dropped_wherever_it_was_cut(tmp_path: Path) -> 
     for cut in range(last, len(whole), 17):
         path.write_bytes(whole[:cut])
         with AnswerLog(path, IDENTITY) as log:
-            assert list(log.requests) == [("p/1", 0)]
+            assert list(log.requests) == [("p/1", 0, "T=0")]
             log.append(request(1))
         assert path.read_bytes() == whole
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from eagle.eval.exactness import divergence, first_difference, tie_margin
+from eagle.noise import gumbel
+from eagle.sampling import Sampling
 from eagle.target import Target
 from tests.tiny import tiny_model
 
@@ -51,6 +53,19 @@ def test_only_the_two_best_tokens_within_the_margin_are_a_tie(target: Target) ->
     assert tied["margin"] < 1e-4
     assert other is not None
     assert not other["tie"]
+
+
+def test_with_sampling_the_margin_is_that_of_the_noisy_scores(target: Target) -> None:
+    prompt, sampling = [5, 6, 7], Sampling(temperature=0.8, top_k=5, seed=3)
+    logits = target.model(torch.tensor([prompt])).logits[0, -1].float()
+    kept = logits >= logits.topk(5).values[-1]
+    noisy = (logits / 0.8 + gumbel(3, len(prompt), len(logits))).masked_fill(~kept, float("-inf"))
+    best, second, third = noisy.topk(3).indices.tolist()
+    found = divergence(target, prompt_ids=prompt, tokens=[third], reference=[best], versus="plain", sampling=sampling)
+    assert found is not None
+    assert found["margin"] == pytest.approx(float(noisy[best] - noisy[second]), abs=1e-5)
+    assert found["tie_below"] == pytest.approx(1e-4 / 0.8)
+    assert not found["tie"]
 
 
 def test_an_answer_cut_short_is_never_a_tie(target: Target) -> None:

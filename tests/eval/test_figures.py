@@ -6,10 +6,10 @@ import pytest
 from eagle.eval.answers import Answer, Request
 from eagle.eval.figures import acceptance_per_depth, figures
 from eagle.eval.statistics import bootstrap_interval, paired_ratio
-from eagle.eval.summarise import summarise
+from eagle.eval.summarise import summarise_setting
 from eagle.stats import DecodeStats
 
-METHODS = ("hf", "plain", "eagle2", "chain")
+CHECKS = {"hf": "none", "plain": "hf", "eagle2": "plain", "chain": "plain"}
 
 
 def answer(
@@ -26,7 +26,9 @@ def answer(
         accepted=stats.accepted,
         attempts_per_depth=stats.attempts_per_depth,
         accepted_per_depth=stats.accepted_per_depth,
+        prefill_seconds=first,
         draft_seconds=0.25,
+        verify_seconds=0.75,
     )
 
 
@@ -42,6 +44,8 @@ def request(name: str, *, slow: float = 1.0, category: str = "c", divergences: d
         prompt=name,
         turn=0,
         category=category,
+        setting="T=0",
+        seed=0,
         prompt_tokens=5,
         order=list(answers),
         answers=answers,
@@ -80,7 +84,7 @@ def test_speed_figures() -> None:
     assert values.decode_ms_per_token == pytest.approx(1e3 * (1.5 / 6 + 5.5 / 6) / 2)
     assert values.first_token_ms == pytest.approx(500)
     assert values.step_ms == pytest.approx(1e3 * (1.5 + 5.5) / 6)
-    assert values.draft_share == pytest.approx(0.5 / 8)
+    assert values.shares == pytest.approx({"verify": 1.5 / 7, "draft": 0.5 / 7, "host": 5.0 / 7})
 
 
 def test_speed_up_is_the_median_of_paired_ratios_so_one_slow_request_does_not_tilt_it() -> None:
@@ -100,7 +104,7 @@ def test_plain_and_hugging_face_have_no_acceptance() -> None:
 
 def test_no_ratio_is_given_for_a_method_that_is_not_exact() -> None:
     different = {"tie": False, "versus": "plain", "index": 3, "margin": 0.5}
-    result = summarise([request("a"), request("b", divergences={"eagle2": different})], METHODS)
+    result = summarise_setting([request("a"), request("b", divergences={"eagle2": different})], CHECKS, seed=0)
     tree = result["methods"]["eagle2"]["overall"]
     assert tree["speedup_hf"] is None
     assert tree["speedup_plain"] is None
@@ -112,21 +116,21 @@ def test_no_ratio_is_given_for_a_method_that_is_not_exact() -> None:
 
 def test_a_tie_does_not_take_the_ratio_away() -> None:
     tie = {"tie": True, "versus": "plain", "index": 3, "margin": 1e-6}
-    result = summarise([request("a", divergences={"eagle2": tie})], METHODS)
+    result = summarise_setting([request("a", divergences={"eagle2": tie})], CHECKS, seed=0)
     assert result["errors"] == []
     assert result["methods"]["eagle2"]["overall"]["speedup_plain"]["median"] == pytest.approx(1.75)
 
 
 def test_when_plain_decoding_differs_from_hugging_face_nobody_is_compared_with_hugging_face() -> None:
     different = {"tie": False, "versus": "hf", "index": 1, "margin": 0.5}
-    result = summarise([request("a", divergences={"plain": different})], METHODS)
+    result = summarise_setting([request("a", divergences={"plain": different})], CHECKS, seed=0)
     tree = result["methods"]["eagle2"]["overall"]
     assert tree["speedup_hf"] is None
     assert tree["speedup_plain"] is not None
 
 
 def test_categories_and_overall_are_pooled_separately() -> None:
-    result = summarise([request("a", category="x"), request("b", category="y", slow=2.0)], METHODS)
+    result = summarise_setting([request("a", category="x"), request("b", category="y", slow=2.0)], CHECKS, seed=0)
     tree = result["methods"]["eagle2"]
     assert set(tree["categories"]) == {"x", "y"}
     assert tree["overall"]["requests"] == 2
@@ -134,7 +138,7 @@ def test_categories_and_overall_are_pooled_separately() -> None:
 
 
 def test_n_alpha_comes_from_the_chain() -> None:
-    assert summarise([request("a")], METHODS)["n_alpha"] == [0.5, 0.5, 0.0]
+    assert summarise_setting([request("a")], CHECKS, seed=0)["n_alpha"] == [0.5, 0.5, 0.0]
 
 
 def test_the_bootstrap_interval_covers_the_median_narrows_with_data_and_repeats_with_its_seed() -> None:

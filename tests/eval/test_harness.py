@@ -1,7 +1,7 @@
 """The evaluation on a tiny target: fair, exact, resumable, and honest when a method is not exact."""
 
+import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
 from eagle.eval import harness, runner
 from eagle.eval.answers import Answer
-from eagle.eval.methods import make_methods, rotated
+from eagle.eval.methods import Method, make_methods, rotated
+from eagle.eval.settings import Setting
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from tests.recipes import write_recipe
@@ -38,13 +39,17 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
 ) -> None:
     result = harness.evaluate(recipe)
     assert result == json.loads((recipe.eval_dir / "results.json").read_text())
-    assert list(result["methods"]) == ["hf", "plain", "eagle2", "chain"]
-    assert (result["requests"], result["prompts"], result["errors"]) == (4, 2, [])
+    assert list(result["settings"]) == ["T=0"]
+    body = result["settings"]["T=0"]
+    assert list(body["methods"]) == ["hf", "plain", "eagle2", "chain"]
+    assert (body["requests"], result["prompts"], body["errors"]) == (4, 2, [])
     for name in ("plain", "eagle2", "chain"):
-        row = result["methods"][name]["overall"]
+        row = body["methods"][name]["overall"]
         assert row["exact"]["different"] == 0
-        assert set(result["methods"][name]["categories"]) == {"a", "b"}
-    tree = result["methods"]["eagle2"]["overall"]
+        assert set(body["methods"][name]["categories"]) == {"a", "b"}
+        assert sum(row["shares"].values()) == pytest.approx(1)
+        assert row["shares"]["verify"] > 0
+    tree = body["methods"]["eagle2"]["overall"]
     assert tree["tau"] >= 1
     assert tree["speedup_hf"]["low"] <= tree["speedup_hf"]["median"] <= tree["speedup_hf"]["high"]
     assert result["target"]["weights_sha256"]
@@ -94,12 +99,14 @@ def test_an_interrupted_evaluation_continues_where_it_was_killed(
     asked: list[str] = []
     ask = runner.Runner._ask
 
-    def counted(self: runner.Runner, prompt: object, turn: int, ids: list[int], *, number: int) -> object:
+    def counted(
+        self: runner.Runner, prompt: object, turn: int, ids: list[int], setting: object, *, number: int
+    ) -> object:
         if len(asked) == 3 and "killed" not in asked:
             asked.append("killed")
             raise KeyboardInterrupt
         asked.append(f"{number}")
-        return ask(self, prompt, turn, ids, number=number)
+        return ask(self, prompt, turn, ids, setting, number=number)
 
     monkeypatch.setattr(runner.Runner, "_ask", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -107,7 +114,7 @@ def test_an_interrupted_evaluation_continues_where_it_was_killed(
     assert not (recipe.eval_dir / "results.json").exists()
     result = harness.evaluate(recipe)
     assert asked == ["0", "1", "2", "killed", "3"]
-    assert result["requests"] == 4
+    assert result["settings"]["T=0"]["requests"] == 4
 
 
 def test_later_turns_hold_plain_decodings_own_answers(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,35 +147,86 @@ def test_each_method_runs_first_equally_often(recipe: Recipe) -> None:
 def test_a_method_that_says_other_tokens_is_an_error_row_without_a_ratio(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lying(*args: object, **kwargs: object) -> dict[str, Callable[..., Answer]]:
+    def lying(*args: object, **kwargs: object) -> dict[str, Method]:
         methods = make_methods(*args, **kwargs)
         honest = methods["eagle2"]
 
-        def lie(ids_1T: torch.Tensor, max_new_tokens: int) -> Answer:
-            answer = honest(ids_1T, max_new_tokens)
+        def lie(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
+            answer = honest(ids_1T, max_new_tokens, setting, seed)
             answer.tokens[1] = (answer.tokens[1] + 1) % 300
             return answer
 
-        return {**methods, "eagle2": lie}
+        return {**methods, "eagle2": dataclasses.replace(honest, run=lie)}
 
     monkeypatch.setattr(harness, "make_methods", lying)
-    result = harness.evaluate(recipe)
-    tree = result["methods"]["eagle2"]["overall"]
+    body = harness.evaluate(recipe)["settings"]["T=0"]
+    tree = body["methods"]["eagle2"]["overall"]
     assert tree["speedup_hf"] is None
     assert tree["speedup_plain"] is None
-    assert result["methods"]["chain"]["overall"]["speedup_plain"] is not None
-    found = [entry for entry in result["divergences"] if entry["method"] == "eagle2"]
+    assert body["methods"]["chain"]["overall"]["speedup_plain"] is not None
+    found = [entry for entry in body["divergences"] if entry["method"] == "eagle2"]
     assert len(found) == 4
     assert all(entry["index"] == 1 and entry["margin"] > 1e-4 for entry in found)
     printed = capsys.readouterr().out
     assert "ERROR: eagle2 is NOT exact: 4 of 4" in " ".join(printed.split())
 
 
+def test_sampled_answers_equal_plain_decodings_with_the_same_seed_and_rules_are_judged_by_what_they_promise(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["hf", "hf-lookup", "plain", "eagle2", "eagle2@rejection", "static@top_k", "ngram", "chain@block"]
+    sampling = ["T=0", "T=0.9 top_p=0.9"]
+    overrides = [f"--eval.methods={json.dumps(methods)}", f"--eval.sampling={json.dumps(sampling)}"]
+    result = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))
+    assert list(result["settings"]) == sampling
+    greedy, sampled = (result["settings"][label]["methods"] for label in sampling)
+    for body in result["settings"].values():
+        assert body["errors"] == []
+        assert list(body["methods"]) == methods
+    for name in ("plain", "hf-lookup", "eagle2", "eagle2@rejection", "ngram", "chain@block"):
+        assert greedy[name]["overall"]["exact"]["equal"] == 4, f"{name} at T=0"
+    for name in ("eagle2", "ngram"):
+        assert sampled[name]["overall"]["exact"]["equal"] == 4, f"{name} with a seed"
+    assert [sampled[name]["overall"]["check"] for name in methods] == [
+        *("none", "distribution", "none", "plain", "distribution", "lossy", "plain", "distribution")
+    ]
+    assert sampled["eagle2@rejection"]["overall"]["exact"] is None
+    answers = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
+    tokens = {request["setting"]: request["answers"]["plain"]["tokens"] for request in answers if request["turn"] == 0}
+    assert tokens["T=0"] != tokens["T=0.9 top_p=0.9"], "sampling is really switched on"
+    printed = capsys.readouterr().out
+    assert "by law" in printed
+    assert "lossy" in printed
+    assert "EAGLE-2 tree, rejection" in printed
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("--eval.methods=[plain,eagel2]", "eagel2"),
+        ("--eval.methods=[hf,eagle2]", "plain must be among them"),
+        ("--eval.methods=[plain,plain]", "once"),
+        ("--eval.methods=[plain,eagle2@rejektion]", "did you mean rejection"),
+        ("--eval.methods=[plain,hf-assisted]", "decode.draft_model"),
+        ("--eval.sampling=[warm]", "T=NUMBER"),
+        ("--eval.sampling=['top_p=0.9']", "without a temperature"),
+        ("--eval.sampling=['T=0 top_p=0.9']", "means nothing"),
+        ("--eval.sampling=['T=-1']", "temperature is -1.0"),
+        ("--eval.sampling=[]", "one or more"),
+    ],
+)
+def test_a_method_or_setting_that_does_not_exist_is_named(
+    recipe: Recipe, tmp_path: Path, override: str, said: str
+) -> None:
+    with pytest.raises(EagleError, match=said):
+        harness.evaluate(read_recipe(tmp_path / "recipe.yaml", [override]))
+
+
 def test_prompts_longer_than_the_context_are_passed_over_and_named(recipe: Recipe, tmp_path: Path) -> None:
     rows = [{"question_id": 1, "turns": ["hello " * 2000]}, {"question_id": 2, "turns": ["hello"]}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = harness.evaluate(recipe)
-    assert result["requests"] == 1
+    assert result["settings"]["T=0"]["requests"] == 1
     assert [entry["prompt"] for entry in result["skipped"]] == ["prompts/1"]
     assert "512" in result["skipped"][0]["reason"]
 
