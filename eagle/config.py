@@ -163,6 +163,25 @@ class TrainConfig:
     """Validation documents used each time."""
     chain_depth: int = 5
     """Length of the draft chain whose acceptance per depth the validation estimates."""
+    decode_every: int | None = None
+    """Optimiser steps between decodings of held-out prompts with the target and `decode`'s trees, which measure tau itself
+    (the target is in memory for that); 0: never; null: every eval_every steps where decode_prompts are given, else never."""
+    decode_prompts: tuple[str, ...] = ()
+    """What is decoded: conversation files (the first user turn of each row); none: the validation documents' prompts."""
+    decode_count: int = 16
+    """Prompts decoded each time, shared out among the processes."""
+    decode_tokens: int = 64
+    """Longest answer to them, in tokens (greedy)."""
+    keep: Literal["best_tau", "last"] = "best_tau"
+    """The head that ends up in head/: the one of the highest decoded tau, or the last. Without decoding: the last."""
+    patience: int | None = None
+    """Stop after this many decodings without a higher tau; null: go on to the end."""
+    warm_start_check: Literal["refuse", "report", "off"] = "refuse"
+    """What head.init_from is put to before training, on a few documents. refuse: it must guess the target's choices better
+    than the likeliest constant token does; report: say so and go on; off: no check."""
+    verify_store: Literal["once", "always", "never"] = "once"
+    """Compare the shards with their recorded SHA-256 before training: once per shard (until it changes), at every start, or
+    never."""
     save_every: int = 500
     """Optimiser steps between checkpoints."""
     keep_checkpoints: int = 2
