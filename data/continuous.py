@@ -98,7 +98,7 @@ class ContinuousDecoder:
         tokens_B1 = torch.tensor([[0 if row is None else row.tokens[-1]] for row in self._rows])
         depths_B1 = torch.zeros_like(tokens_B1)
         own_bit_B11 = torch.ones(len(self._rows), 1, 1, dtype=torch.int64)
-        features_B1H = self.target.tree_forward(tokens_B1, depths_B1, own_bit_B11, self._cache)
+        features_B1H = self.target.tree_forward(tokens_B1, depths_B1, own_bit_B11, self._cache).features_BNH
         self._cache.commit(depths_B1, torch.tensor([row is not None for row in self._rows]).long())
         live = [slot for slot, row in enumerate(self._rows) if row is not None]
         seated = [row for row in self._rows if row is not None]
@@ -123,7 +123,7 @@ class ContinuousDecoder:
             for b, row in enumerate(group):
                 ids_BT[b, : lengths_B[b]] = torch.from_numpy(row.prompt.input_ids_T)
             cache = self.target.new_cache(rows=len(group), capacity=ids_BT.shape[1])
-            features_BTH = self.target.prefill(ids_BT, lengths_B, cache)
+            features_BTH = self.target.prefill(ids_BT, lengths_B, cache).features_BNH
             over = self._extend(group, features_BTH[torch.arange(len(group)), lengths_B - 1])
             for b, row in enumerate(group):
                 if over[b] is not None:

@@ -27,7 +27,7 @@ def search(target: Target, rows: list[Row], settings: BeamSettings) -> list[RowS
     ids_BT = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
     cache = target.new_cache(rows=len(rows), capacity=max(len(row.tokens) + row.max_new_tokens for row in rows))
     with _clock(target, searches, "prefill_ms"):
-        features_BTH = target.prefill(ids_BT, lengths_B, cache)
+        features_BTH = target.prefill(ids_BT, lengths_B, cache).features_BNH
         logits_XV = target.logits(features_BTH[torch.arange(len(rows)), lengths_B - 1])
     _note_memory(searches, cache)
     running = searches
@@ -57,12 +57,12 @@ def _advance(running: list[RowSearch], logits_XV: torch.Tensor) -> list[int]:
 def _forward(target: Target, running: list[RowSearch], cache: TreeCache) -> torch.Tensor:
     """Float [X, V]: the logits after the live hypotheses' last tokens, whose keys and values are committed."""
     tree = DraftTree.roots(torch.tensor([found.token for one in running for found in one.live]))
-    features_X1H = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache)
+    states = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache)
     cache.commit(torch.zeros(cache.rows, 1, dtype=torch.int64), torch.ones(cache.rows, dtype=torch.int64))
     for one in running:
         one.row.stats.count_step(path_length=1, at_leaf=True)
         one.stats.forward_rows += len(one.live)
-    return target.logits(features_X1H[:, 0])
+    return target.logits(states.features_BNH[:, 0])
 
 
 def _note_memory(running: list[RowSearch], cache: TreeCache) -> None:

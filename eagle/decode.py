@@ -7,7 +7,7 @@ one node. Search (num_beams > 1) is in eagle/beam.py.
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from eagle.config import DecodeConfig
 from eagle.drafters import make_drafter
 from eagle.drafting import Drafter
 from eagle.errors import EagleError
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
 from eagle.noise import FINALS, coin
 from eagle.rows import Row
 from eagle.rules import make_rule
 from eagle.sampling import draw
 from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.target import Target, TargetStates
 from eagle.tree import DraftTree
 from eagle.verify import Coupled, Rule, Walk
 
@@ -84,7 +84,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls,
         target: str | PreTrainedModel | Target,
-        head: str | Path | EagleHead | None = None,
+        head: str | Path | DraftHead | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         decode: DecodeConfig | None = None,
         rule: Rule | str | None = None,
@@ -194,8 +194,10 @@ class SpeculativeDecoder:
         cache = self.target.new_cache(rows=len(rows), capacity=longest + TREE_ROOM)
         batch = _Batch(rows=rows, cache=cache, device=self.target.device)
         with batch.clock("prefill_ms"):
-            features_BTH = self.target.prefill(ids_BT, lengths_B, cache)
-            last_B = [_View(self.target, row, features_BTH[b, len(row.tokens) - 1 :]) for b, row in enumerate(rows)]
+            states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
+            last_B = [
+                _View(self.target, row, states.features_BNH[b, len(row.tokens) - 1 :]) for b, row in enumerate(rows)
+            ]
             tokens_B = [view.choose(0, []) for view in last_B]
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
@@ -205,7 +207,7 @@ class SpeculativeDecoder:
                 self.drafter.reset(rows, capacity=cache.capacity)
                 next_BT = torch.cat([ids_BT[:, 1:], torch.zeros(len(rows), 1, dtype=torch.int64)], dim=1)
                 next_BT[torch.arange(len(rows)), lengths_B - 1] = torch.tensor(tokens_B)
-                self.drafter.observe(features_BTH, next_BT, lengths_B)
+                self.drafter.observe(self._observed(states), next_BT, lengths_B)
         return batch, [row.emit([token]) for row, token in zip(rows, tokens_B)]
 
     def _cycle(self, batch: _Batch) -> list[list[int]]:
@@ -213,9 +215,12 @@ class SpeculativeDecoder:
         with batch.clock("draft_ms"):
             tree = self._propose(batch)
         with batch.clock("verify_ms"):
-            features_BNH = self.target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache)
+            states = self.target.tree_forward(
+                tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache, self._aux_layers
+            )
             walks = [
-                self.rule.walk(tree, b, _View(self.target, row, features_BNH[b])) for b, row in enumerate(batch.rows)
+                self.rule.walk(tree, b, _View(self.target, row, states.features_BNH[b]))
+                for b, row in enumerate(batch.rows)
             ]
         path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
         counts_B = torch.tensor([len(walk.path) for walk in walks])
@@ -223,11 +228,23 @@ class SpeculativeDecoder:
         blocks = [self._commit(row, walk) for row, walk in zip(batch.rows, walks)]
         if self.drafter is not None and not all(row.finished for row in batch.rows):
             with batch.clock("draft_ms"):
-                index_BK1 = path_BK[..., None].to(features_BNH.device)
-                features_BKH = features_BNH.gather(1, index_BK1.expand(-1, -1, features_BNH.shape[-1]))
+                states_BNX = self._observed(states)
+                index_BK1 = path_BK[..., None].to(states_BNX.device)
+                states_BKX = states_BNX.gather(1, index_BK1.expand(-1, -1, states_BNX.shape[-1]))
                 next_BK = pad_sequence([torch.tensor(walk.tokens) for walk in walks], batch_first=True)
-                self.drafter.observe(features_BKH, next_BK, counts_B)
+                self.drafter.observe(states_BKX, next_BK, counts_B)
         return blocks
+
+    @property
+    def _aux_layers(self) -> Sequence[int]:
+        return () if self.drafter is None else self.drafter.aux_layers
+
+    def _observed(self, states: TargetStates) -> torch.Tensor:
+        """[B, N, X]: what the drafter asked to see."""
+        if not self._aux_layers:
+            return states.features_BNH
+        assert states.aux_BNA is not None
+        return states.aux_BNA
 
     def _propose(self, batch: _Batch) -> DraftTree:
         if self.drafter is None:

@@ -1,7 +1,7 @@
 """Drafters: what proposes a tree. One protocol; EAGLE-2's dynamic tree and chains are the ones built from a draft head.
 
 Others: eagle/static_tree.py (EAGLE-1), eagle/model_drafter.py (a small model), eagle/ngram_drafter.py (prompt lookup);
-eagle/drafters.py makes one by name. B rows, H hidden, K committed pairs.
+eagle/drafters.py makes one by name. B rows, K committed pairs, X the width of the states a drafter asks for.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 
 from eagle.dynamic_tree import DynamicTree
 from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.level_drafter import TreeShape
 from eagle.rows import Row
 from eagle.sampled_tree import SampledTree
@@ -22,11 +22,16 @@ from eagle.tree import Children, DraftTree
 class Drafter(Protocol):
     """Proposes a tree per row and verification, and is told what was committed."""
 
+    @property
+    def aux_layers(self) -> Sequence[int]:
+        """Layers (their number of layers applied) whose hidden states it is to observe; (): the target's features."""
+
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
         """Forgets everything: a new batch begins, of about `capacity` tokens a row."""
 
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
-        """Newly committed pairs, counts_B[b] of row b: the target's feature f_i and the token t_{i+1} that follows it."""
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        """Newly committed pairs, counts_B[b] of row b: the target's states at token i (features, or the hidden states
+        after aux_layers, concatenated) and the token t_{i+1} that follows it."""
 
     def propose(self) -> DraftTree:
         """A tree per row, its root the row's last observed token, its nodes ordered by depth."""
@@ -45,7 +50,7 @@ class EagleDrafter(HeadDrafter):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         tokens: TokenLayers,
         *,
         budget: int = 60,

@@ -1,4 +1,4 @@
-"""HeadDrafter: drafting with an EAGLE-1 / EAGLE-2 head, whatever the shape of its trees."""
+"""HeadDrafter: drafting with a draft head of either version, whatever the shape of its trees."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
-from eagle.heads import Attend, EagleHead
+from eagle.heads import Attend, DraftHead
 from eagle.level_drafter import LevelDrafter, TreeShape
 from eagle.rows import Row
 from eagle.token_layers import TokenLayers
@@ -14,15 +14,16 @@ from eagle.vocab import DraftTokens
 
 
 class HeadDrafter(LevelDrafter):
-    """The head's cache holds committed pairs (f_i, t_{i+1}) only, computed from the target's features.
+    """The head's cache holds committed pairs (f_i, t_{i+1}) only, computed from the target's own states.
 
-    tokens: the target's embedding and LM head; of the latter, only the rows of the head's draft vocabulary are used.
+    tokens: the target's embedding and LM head; of the latter, only the rows of the head's draft vocabulary are used, and
+    none when the head has an LM head of its own (EAGLE-3).
     Raises EagleError when a node of the shape has more children than there are draft tokens.
     """
 
-    def __init__(self, head: EagleHead, tokens: TokenLayers, shape: TreeShape):
+    def __init__(self, head: DraftHead, tokens: TokenLayers, shape: TreeShape):
         super().__init__(shape, DraftTokens(tokens, head.vocabulary), target_size=tokens.vocab_size)
-        self.head, self.tokens = head, tokens
+        self.head, self.tokens, self.aux_layers = head, tokens, head.aux_layers
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
         self.rows = list(rows)
@@ -30,18 +31,18 @@ class HeadDrafter(LevelDrafter):
         self.roots_B, self.predicted_BH = torch.empty(0), torch.empty(0)  # until the first observe
 
     @torch.inference_mode()
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         rows, count = next_tokens_BK.shape
         depths_BN = torch.arange(count).expand(rows, -1)
         step = TreeStep(lengths_B=self.cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
-        predictions_BKH = self.run(features_BKH, next_tokens_BK, step)
+        predictions_BKH = self.run(self.head.fuse(states_BKX.to(self.head.fc.weight.dtype)), next_tokens_BK, step)
         self._committed(predictions_BKH, next_tokens_BK, counts_B, written_B=counts_B)
 
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
         self.cache.reserve(step.offset + tokens_BN.shape[1])
         positions_BN = step.lengths_B[:, None] + step.depths_BN
         dtype = self.head.fc.weight.dtype
-        with self.cache.writing(offset=step.offset):
+        with self.cache.writing(self.cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
             predictions: torch.Tensor = self.head(
                 features_BNH.to(dtype),
                 self.tokens.embed(tokens_BN).to(dtype),
@@ -49,6 +50,9 @@ class HeadDrafter(LevelDrafter):
                 self._attend(step),
             )
         return predictions
+
+    def draft_logits(self, predictions_BNH: torch.Tensor) -> torch.Tensor:
+        return self.head.logits(predictions_BNH, self.vocabulary)
 
     def _attend(self, step: TreeStep) -> Attend:
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

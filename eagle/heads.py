@@ -1,13 +1,14 @@
-"""The EAGLE-1 / EAGLE-2 draft head: one decoder layer that predicts the target's next feature.
+"""What draft heads share, and the EAGLE-1 / EAGLE-2 head: one decoder layer that predicts the target's next feature.
 
 Index i takes the feature f_i and the embedding of token t_{i+1} and predicts f_{i+1}; the target's own LM head turns
 that into the distribution of t_{i+2} (arXiv 2401.15077, section 3.1). RoPE position of index i is i.
 B rows, T tokens, H hidden, h query heads, k key/value heads, d head dim. Parameter names are the reference's, so its
 files load as they are. What the reference's layer has and has not: no input norm, no final norm.
+The EAGLE-3 head is in eagle/eagle3_head.py.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -15,19 +16,15 @@ from torch.nn import functional
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from eagle.vocab import DraftVocabulary
+from eagle.vocab import DraftTokens, DraftVocabulary
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """attend(query [B, h, T, d], key [B, k, T, d], value [B, k, T, d]) -> [B, h, T, d]."""
 
 
-class EagleHeadConfig(LlamaConfig):
-    """Shape of the head's layer (LlamaConfig's fields) plus what is the head's own."""
+class DraftHeadConfig(LlamaConfig):
+    """Shape of the head's layer (LlamaConfig's fields) plus what every head has."""
 
-    model_type = "eagle_head"
-
-    fc_bias: bool = False
-    """Bias of the fusing projection (the reference's `bias`)."""
     draft_vocab_size: int | None = None
     """Tokens of the reduced draft vocabulary; None: all of the target's."""
     draft_coverage: float = 1.0
@@ -36,9 +33,7 @@ class EagleHeadConfig(LlamaConfig):
     """The target it was trained for, as `Target.identity()` tells it."""
 
     @classmethod
-    def for_target(
-        cls, target: PreTrainedConfig, *, fc_bias: bool = False, draft_vocab_size: int | None = None, **overrides: Any
-    ) -> "EagleHeadConfig":
+    def for_target(cls, target: PreTrainedConfig, **overrides: Any) -> Self:
         """The layer shape of a target's family: heads, head dim, MLP width, norm epsilon, RoPE and positions."""
 
         def first(*names: str, default: Any) -> Any:
@@ -58,8 +53,6 @@ class EagleHeadConfig(LlamaConfig):
             "rope_parameters": _rope_of(target),
             "bos_token_id": None,
             "eos_token_id": None,
-            "fc_bias": fc_bias,
-            "draft_vocab_size": draft_vocab_size,
         }
         return cls(**{**values, **overrides})
 
@@ -72,25 +65,53 @@ def _rope_of(target: PreTrainedConfig) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0, **rope}
 
 
-class EagleHead(PreTrainedModel):
-    """fc: 2H -> H over [embedding, feature] (embedding first), then one decoder layer without an input norm."""
+class EagleHeadConfig(DraftHeadConfig):
+    """The EAGLE-1 / EAGLE-2 head's."""
 
-    config_class = EagleHeadConfig
+    model_type = "eagle_head"
+
+    fc_bias: bool = False
+    """Bias of the fusing projection (the reference's `bias`)."""
+
+
+class DraftHead(PreTrainedModel):
+    """What training and drafting know of a head: `fuse`, `forward`, `logits`, and its draft vocabulary.
+
+    A subclass names its `version`, defines `fuse`, `logits` and `_layer`, and ends its __init__ with `post_init()`.
+    """
+
     base_model_prefix = ""
-    config: EagleHeadConfig
+    version: ClassVar[Literal["eagle1", "eagle3"]]
+    config: DraftHeadConfig
+    fc: nn.Linear
     d2t: torch.Tensor
     t2d: torch.Tensor
 
-    def __init__(self, config: EagleHeadConfig):
+    def __init__(self, config: DraftHeadConfig):
         super().__init__(config)
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList([_DecoderLayer(config)])
         self.rotary = LlamaRotaryEmbedding(config)
         if config.draft_vocab_size is not None:  # filled by set_vocabulary or from a file
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.embed_tokens_VH: torch.Tensor | None = None  # what a reference file carried; see checkpoint.check_fits
-        self.post_init()
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers (their number of layers applied) whose hidden states `fuse` takes; (): the target's features."""
+        return ()
+
+    def fuse(self, states_BTX: torch.Tensor) -> torch.Tensor:
+        """What the target tells at each token, [B, T, X] -> the feature [B, T, H] that `forward` takes there."""
+        raise NotImplementedError
+
+    def logits(self, predictions: torch.Tensor, tokens: DraftTokens) -> torch.Tensor:
+        """[..., H] -> [..., D] over the draft tokens. tokens: the target's layers and this head's vocabulary."""
+        raise NotImplementedError
+
+    def _layer(
+        self, features: torch.Tensor, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        raise NotImplementedError
 
     @property
     def vocabulary(self) -> DraftVocabulary | None:
@@ -116,22 +137,49 @@ class EagleHead(PreTrainedModel):
     ) -> torch.Tensor:
         """Predicted features [B, T, H]; index i of the result predicts f_{i+1}.
 
-        features_BTH: f_i (the target's, or the head's own further down a draft). embeddings_BTH: e_{i+1}.
+        features_BTH: f_i (`fuse` of the target's states, or the head's own predictions further down a draft).
+        embeddings_BTH: e_{i+1}.
         positions_BT: RoPE positions, default 0 .. T-1. attend: default plain causal attention over the T inputs.
         """
         if positions_BT is None:
             positions_BT = torch.arange(features_BTH.shape[1], device=features_BTH.device)[None]
-        hidden_BTH = self.fc(torch.cat([embeddings_BTH, features_BTH], dim=-1))
-        cos_BTd, sin_BTd = self.rotary(hidden_BTH, positions_BT)
-        hidden: torch.Tensor = self.layers[0](hidden_BTH, cos_BTd, sin_BTd, attend or causal_attention)
+        cos_BTd, sin_BTd = self.rotary(features_BTH, positions_BT)
+        return self._layer(features_BTH, embeddings_BTH, cos_BTd, sin_BTd, attend or causal_attention)
+
+
+class EagleHead(DraftHead):
+    """fc: 2H -> H over [embedding, feature] (embedding first), then one decoder layer without an input norm."""
+
+    config_class = EagleHeadConfig
+    version = "eagle1"
+    config: EagleHeadConfig
+
+    def __init__(self, config: EagleHeadConfig):
+        super().__init__(config)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.layers = nn.ModuleList([_DecoderLayer(config)])
+        self.post_init()
+
+    def fuse(self, states_BTX: torch.Tensor) -> torch.Tensor:
+        """The target's features as they are."""
+        return states_BTX
+
+    def logits(self, predictions: torch.Tensor, tokens: DraftTokens) -> torch.Tensor:
+        """By the target's LM head, restricted to the draft vocabulary."""
+        return tokens.logits(predictions)
+
+    def _layer(
+        self, features: torch.Tensor, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        hidden: torch.Tensor = self.layers[0](self.fc(torch.cat([embeddings, features], dim=-1)), cos, sin, attend)
         return hidden
 
 
 class _DecoderLayer(nn.Module):
-    def __init__(self, config: EagleHeadConfig):
+    def __init__(self, config: DraftHeadConfig):
         super().__init__()
-        self.self_attn = _Attention(config)
-        self.mlp = _GatedMLP(config)
+        self.self_attn = HeadAttention(config, width=config.hidden_size)
+        self.mlp = GatedMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
@@ -140,31 +188,35 @@ class _DecoderLayer(nn.Module):
         return hidden + self.mlp(normed)
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: EagleHeadConfig):
+class HeadAttention(nn.Module):
+    """Self-attention over inputs of any width; its output is H wide."""
+
+    def __init__(self, config: DraftHeadConfig, *, width: int):
         super().__init__()
         self.head_dim = config.head_dim
         heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=bias)
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, hidden_BTH: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        rows, tokens, _ = hidden_BTH.shape
+    def forward(self, hidden_BTX: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        rows, tokens, _ = hidden_BTX.shape
 
         def heads(projected: torch.Tensor) -> torch.Tensor:
             return projected.view(rows, tokens, -1, self.head_dim).transpose(1, 2)
 
-        query = _rotate(heads(self.q_proj(hidden_BTH)), cos, sin)
-        key = _rotate(heads(self.k_proj(hidden_BTH)), cos, sin)
-        out_BhTd = attend(query, key, heads(self.v_proj(hidden_BTH)))
+        query = _rotate(heads(self.q_proj(hidden_BTX)), cos, sin)
+        key = _rotate(heads(self.k_proj(hidden_BTX)), cos, sin)
+        out_BhTd = attend(query, key, heads(self.v_proj(hidden_BTX)))
         out: torch.Tensor = self.o_proj(out_BhTd.transpose(1, 2).reshape(rows, tokens, -1))
         return out
 
 
-class _GatedMLP(nn.Module):
-    def __init__(self, config: EagleHeadConfig):
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: DraftHeadConfig):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
@@ -182,7 +234,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _rotate(states_BhTd: torch.Tensor, cos_BTd: torch.Tensor, sin_BTd: torch.Tensor) -> torch.Tensor:
-    """RoPE, half-split: the pair of component c is c + d/2."""
+    """RoPE, half-split: the pair of component c is c + d/2. In the angles' dtype; the result in the states'."""
     cos, sin = cos_BTd[:, None], sin_BTd[:, None]
     first, second = states_BhTd.chunk(2, dim=-1)
-    return states_BhTd * cos + torch.cat([-second, first], dim=-1) * sin
+    return (states_BhTd * cos + torch.cat([-second, first], dim=-1) * sin).to(states_BhTd.dtype)

@@ -46,6 +46,8 @@ class LevelDrafter(ABC):
     to emit; the confidence is softmax(log q + T * G), times the share of the text that the draft vocabulary covers.
     """
 
+    aux_layers: tuple[int, ...] = ()
+    """See Drafter."""
     cache: TreeCache
     rows: list[Row]
     roots_B: torch.Tensor
@@ -66,12 +68,16 @@ class LevelDrafter(ABC):
         """See Drafter."""
 
     @abstractmethod
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         """See Drafter."""
 
     @abstractmethod
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
         """Predictions [B, N, H] of N nodes, written behind what the step says. features: their parents' predictions."""
+
+    def draft_logits(self, predictions_BNH: torch.Tensor) -> torch.Tensor:
+        """[B, N, D]: what the predictions say of each draft token."""
+        return self.vocabulary.logits(predictions_BNH)
 
     @property
     def deepest(self) -> int | None:
@@ -101,7 +107,7 @@ class LevelDrafter(ABC):
         scores_BN: the nodes' own path log-confidences. choice: with verification's noise, or by plain q. Both results lie
         on the CPU, best child first.
         """
-        logits_BND = self.vocabulary.logits(predictions_BNH)
+        logits_BND = self.draft_logits(predictions_BNH)
         if choice == "top" or all(row.sampler.sampling.greedy for row in self.rows):
             log_q_BND = logits_BND.float().log_softmax(-1)
         else:  # the root lies at position len(row.tokens) - 1

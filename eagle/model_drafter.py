@@ -49,21 +49,22 @@ class ModelDrafter(LevelDrafter):
         self.roots_B, self.predicted_BH = torch.empty(0), torch.empty(0)  # until the first observe
 
     @torch.inference_mode()
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         next_tokens_BK = next_tokens_BK.cpu()
         if not bool(self.cache.lengths_B.any()):  # the prompt and the first token after it
             ids_BT, written_B = torch.cat([self._first_B1, next_tokens_BK], dim=1), counts_B + 1
-            predictions_BTH = self.draft.prefill(self._known(ids_BT), written_B, self.cache)
+            predictions_BTH = self.draft.prefill(self._known(ids_BT), written_B, self.cache).features_BNH
             self.cache.lengths_B = torch.zeros_like(written_B)  # counted by _committed
         else:
             ids_BT, written_B = next_tokens_BK, counts_B
             depths_BT = torch.arange(ids_BT.shape[1]).expand(len(ids_BT), -1)
             step = TreeStep(lengths_B=self.cache.lengths_B, depths_BN=depths_BT, ancestors_BNW=None)
-            predictions_BTH = self.run(features_BKH, ids_BT, step)
+            predictions_BTH = self.run(states_BKX, ids_BT, step)
         self._committed(predictions_BTH, next_tokens_BK, counts_B, written_B=written_B)
 
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
-        return self.draft.run_step(self._known(tokens_BN), self._within_positions(step), self.cache)
+        states = self.draft.run_step(self._known(tokens_BN), self._within_positions(step), self.cache)
+        return states.features_BNH
 
     @property
     def deepest(self) -> int | None:

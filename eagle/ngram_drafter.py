@@ -62,6 +62,8 @@ class NgramDrafter:
     alone: plain decoding. Raises EagleError for numbers that make no sense.
     """
 
+    aux_layers: tuple[int, ...] = ()
+
     def __init__(
         self, *, depth: int = 8, continuations: int = 1, budget: int = 60, shortest: int = 1, longest: int = 4
     ) -> None:
@@ -91,7 +93,7 @@ class NgramDrafter:
             NgramIndex(row.tokens[0], shortest=self.shortest, longest=self.longest, places=self.count) for row in rows
         ]
 
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         for index, tokens, count in zip(self._indices, next_tokens_BK.tolist(), counts_B.tolist()):
             index.extend(tokens[:count])
 

@@ -88,15 +88,15 @@ def _tree_features(target: "Target", ids_T: torch.Tensor, decoys_N: torch.Tensor
     """Features [1, 10, H] of tokens 0 .. 9: a prefix of 6, then a tree that holds tokens 6, 7, 8 as one path with a decoy
     beside each, then token 9 after the path was committed."""
     cache = target.new_cache(rows=1, capacity=32)
-    prefix_1TH = target.prefill(ids_T[None, :6], torch.tensor([6]), cache)
+    prefix = target.prefill(ids_T[None, :6], torch.tensor([6]), cache)
     tokens = [ids_T[6], decoys_N[0], ids_T[7], decoys_N[1], decoys_N[2], ids_T[8]]
     depths, ancestors = [0, 0, 1, 1, 2, 2], [0b1, 0b10, 0b101, 0b1010, 0b10101, 0b100101]
-    tree_1NH = target.tree_forward(
+    tree = target.tree_forward(
         torch.stack(tokens)[None], torch.tensor([depths]), torch.tensor([[[bits] for bits in ancestors]]), cache
     )
     cache.commit(torch.tensor([[0, 2, 5]]), torch.tensor([3]))
-    last_1NH = target.tree_forward(ids_T[None, 9:10], torch.tensor([[0]]), torch.tensor([[[1]]]), cache)
-    return torch.cat([prefix_1TH, tree_1NH[:, [0, 2, 5]], last_1NH], dim=1)
+    last = target.tree_forward(ids_T[None, 9:10], torch.tensor([[0]]), torch.tensor([[[1]]]), cache)
+    return torch.cat([prefix.features_BNH, tree.features_BNH[:, [0, 2, 5]], last.features_BNH], dim=1)
 
 
 def _compare(target: "Target", got: torch.Tensor, expected: torch.Tensor, reason: str) -> None:

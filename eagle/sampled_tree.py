@@ -123,7 +123,7 @@ def _draw(
     the top-k of plain q: against a target that is certain, every order is right.
     """
     vocabulary = draft.vocabulary
-    logits_BND = vocabulary.logits(predictions_BNH)
+    logits_BND = draft.draft_logits(predictions_BNH)
     log_q_BND = torch.stack([row.sampler.draft_log_q(logits_ND) for row, logits_ND in zip(draft.rows, logits_BND)])
     noisy = []
     for row, log_q_ND in zip(draft.rows, log_q_BND):

@@ -15,7 +15,7 @@ import torch
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.level_drafter import LevelDrafter
 from eagle.token_layers import TokenLayers
 from eagle.tree import DraftTree, ancestry
@@ -160,7 +160,7 @@ class StaticTreeDrafter(HeadDrafter):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         tokens: TokenLayers,
         paths: Sequence[RankPath] = PUBLISHED,
         *,

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,15 @@ from eagle.token_layers import TokenLayers
 
 PREFILL_CHUNK = 1024
 """Tokens per prefill forward: bounds the mask to chunk x prefix."""
+
+
+class TargetStates(NamedTuple):
+    """What one forward of the target tells about N positions."""
+
+    features_BNH: torch.Tensor
+    """The last hidden state, after the final norm."""
+    aux_BNA: torch.Tensor | None = None
+    """Hidden states after the layers that were asked for, concatenated in that order; None where none were."""
 
 
 class Target:
@@ -53,7 +62,7 @@ class Target:
         check_architecture(model, self.config, self.name)
         self.tokens = TokenLayers.of_model(model, self.config)
         self._cache_keyword = _cache_keyword(self.decoder)
-        self._layers = _decoder_layers(self.decoder, self.num_layers)
+        self._layers = self._engine_layers = _decoder_layers(self.decoder, self.num_layers)
         if probe:
             check_forward(self)
 
@@ -77,6 +86,7 @@ class Target:
             self._engine = self.decoder
         elif self._engine is self.decoder:
             self._engine = packed_copy(self.decoder)
+        self._engine_layers = _decoder_layers(self._engine, self.num_layers)
 
     @property
     def hidden_size(self) -> int:
@@ -133,52 +143,68 @@ class Target:
         return self.tokens.logits(features)
 
     @torch.inference_mode()
-    def features(
-        self, ids_BT: torch.Tensor, aux_layers: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def features(self, ids_BT: torch.Tensor, aux_layers: Sequence[int] = ()) -> TargetStates:
         """int64 [B, T], right-padded (harmless: attention is causal) -> features [B, T, H], aux [B, T, len * H] or None.
 
         aux_layers: numbers of layers applied (Hugging Face's hidden_states index), concatenated in that order.
         """
-        with self._recording(aux_layers) as recorded:
+        with self._recording(self._layers, aux_layers) as recorded:
             out = self.decoder(input_ids=ids_BT.to(self.device), use_cache=False)
-        aux_BTA = torch.cat([recorded[c].to(self.device) for c in aux_layers], dim=-1) if aux_layers else None
-        return out.last_hidden_state, aux_BTA
+        return self._states(out.last_hidden_state, recorded, aux_layers)
 
     def new_cache(self, *, rows: int, capacity: int) -> TreeCache:
         """An empty cache for `rows` sequences of up to `capacity` tokens and tree nodes."""
         return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity)
 
     @torch.inference_mode()
-    def prefill(self, ids_BT: torch.Tensor, lengths_B: torch.Tensor, cache: TreeCache) -> torch.Tensor:
-        """Right-padded prompts int64 [B, T] of lengths_B tokens into an empty cache; commits them. -> [B, T, H]."""
+    def prefill(
+        self, ids_BT: torch.Tensor, lengths_B: torch.Tensor, cache: TreeCache, aux_layers: Sequence[int] = ()
+    ) -> TargetStates:
+        """Right-padded prompts int64 [B, T] of lengths_B tokens into an empty cache; commits them. -> their states.
+
+        aux_layers: as for `features`.
+        """
         assert not bool(cache.lengths_B.any()), "prefill needs an empty cache"
         rows, tokens = ids_BT.shape
         cache.reserve(tokens)
-        chunks = []
+        chunks: list[TargetStates] = []
         for start in range(0, tokens, PREFILL_CHUNK):
             ids_chunk = ids_BT[:, start : start + PREFILL_CHUNK]
             depths_BN = torch.arange(ids_chunk.shape[1]).expand(rows, -1)
             cache.lengths_B = torch.full((rows,), start)
             step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
-            chunks.append(self.run_step(ids_chunk, step, cache))
+            chunks.append(self.run_step(ids_chunk, step, cache, aux_layers))
         cache.lengths_B = lengths_B.to("cpu", torch.int64).clone()
-        return torch.cat(chunks, dim=1)
+        aux = [chunk.aux_BNA for chunk in chunks if chunk.aux_BNA is not None]
+        return TargetStates(
+            torch.cat([chunk.features_BNH for chunk in chunks], dim=1), torch.cat(aux, dim=1) if aux else None
+        )
 
     @torch.inference_mode()
     def tree_forward(
-        self, tokens_BN: torch.Tensor, depths_BN: torch.Tensor, ancestors_BNW: torch.Tensor, cache: TreeCache
-    ) -> torch.Tensor:
-        """Features [B, N, H] of the N nodes behind each row's prefix; their keys and values wait for `cache.commit`."""
+        self,
+        tokens_BN: torch.Tensor,
+        depths_BN: torch.Tensor,
+        ancestors_BNW: torch.Tensor,
+        cache: TreeCache,
+        aux_layers: Sequence[int] = (),
+    ) -> TargetStates:
+        """States of the N nodes behind each row's prefix; their keys and values wait for `cache.commit`."""
         step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=ancestors_BNW)
-        return self.run_step(tokens_BN, step, cache)
+        return self.run_step(tokens_BN, step, cache, aux_layers)
 
     @torch.inference_mode()
-    def run_step(self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache) -> torch.Tensor:
-        """Features [B, N, H] of any step's nodes (a tree, some levels of one, a causal chunk); commits nothing."""
+    def run_step(
+        self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache, aux_layers: Sequence[int] = ()
+    ) -> TargetStates:
+        """States of any step's nodes (a tree, some levels of one, a causal chunk); commits nothing."""
         cache.reserve(step.offset + tokens_BN.shape[1])
         positions_BN = step.lengths_B[:, None] + step.depths_BN
-        with tree_attention(self._engine.config, step), cache.writing(offset=step.offset):
+        with (
+            tree_attention(self._engine.config, step),
+            cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset)),
+            self._recording(self._engine_layers, aux_layers) as recorded,
+        ):
             out = self._engine(
                 input_ids=tokens_BN.to(self.device),
                 position_ids=positions_BN.to(self.device),
@@ -190,11 +216,17 @@ class Target:
                 f"target {self.name}: {step.layers_served} of {self.num_layers} layers went through transformers' attention "
                 "interface; the others cannot be verified as a tree, so this target is not supported"
             )
-        features_BNH: torch.Tensor = out.last_hidden_state
-        return features_BNH
+        return self._states(out.last_hidden_state, recorded, aux_layers)
+
+    def _states(
+        self, features_BNH: torch.Tensor, recorded: dict[int, torch.Tensor], aux_layers: Sequence[int]
+    ) -> TargetStates:
+        if not aux_layers:
+            return TargetStates(features_BNH)
+        return TargetStates(features_BNH, torch.cat([recorded[c].to(self.device) for c in aux_layers], dim=-1))
 
     @contextmanager
-    def _recording(self, aux_layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def _recording(self, layers: nn.ModuleList, aux_layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
         """Within the block, inputs of the layers c in aux_layers (= hidden states after c layers) are recorded."""
         recorded: dict[int, torch.Tensor] = {}
         outside = [c for c in aux_layers if not 0 <= c < self.num_layers]
@@ -209,7 +241,7 @@ class Target:
 
             return record
 
-        handles = [self._layers[c].register_forward_pre_hook(hook(c), with_kwargs=True) for c in aux_layers]
+        handles = [layers[c].register_forward_pre_hook(hook(c), with_kwargs=True) for c in aux_layers]
         try:
             yield recorded
         finally:
@@ -250,4 +282,4 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     )
 
 
-__all__ = ["Target", "load_tokenizer", "tokenizer_identity", "weights_hash"]
+__all__ = ["Target", "TargetStates", "load_tokenizer", "tokenizer_identity", "weights_hash"]

@@ -7,6 +7,7 @@ ascending order. Files keep it as published heads do: `d2t` int64 [D] holds OFFS
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -99,13 +100,14 @@ class DraftVocabulary:
 class DraftTokens:
     """What a head's predictions mean: logits over its draft vocabulary, and which target tokens those are.
 
-    vocabulary None: all of the target's tokens, under their own ids. The LM head's rows are copied once, contiguous.
+    vocabulary None: all of the target's tokens, under their own ids. The LM head's rows are copied once, contiguous,
+    when `logits` first needs them: heads with an LM head of their own never do.
     """
 
     def __init__(self, tokens: TokenLayers, vocabulary: DraftVocabulary | None = None):
         self.full, self.vocabulary = tokens, vocabulary
         if vocabulary is None:
-            self.layers, self.target_ids_D, self._inside_V = tokens, None, None
+            self.target_ids_D, self._inside_V = None, None
             return
         if vocabulary.target_size != tokens.vocab_size:
             raise EagleError(
@@ -115,12 +117,16 @@ class DraftTokens:
         device = tokens.lm_head_VH.device
         self.target_ids_D = vocabulary.target_ids_D.to(device)
         self._inside_V = vocabulary.t2d.to(device)
-        self.layers = tokens.restricted(self.target_ids_D)
+
+    @cached_property
+    def layers(self) -> TokenLayers:
+        """The target's layers with an LM head for the draft tokens alone."""
+        return self.full if self.target_ids_D is None else self.full.restricted(self.target_ids_D)
 
     @property
     def size(self) -> int:
         """D."""
-        return self.layers.vocab_size
+        return self.full.vocab_size if self.vocabulary is None else self.vocabulary.size
 
     @property
     def log_coverage(self) -> float:

@@ -19,6 +19,8 @@ NEW = 24
 class BatchOracle:
     """truths: each row's unpadded prompt and answer. A truth is hidden up to a random depth; `nodes` is the largest tree."""
 
+    aux_layers: tuple[int, ...] = ()
+
     def __init__(self, truths: list[list[int]], *, seed: int = 0, vocab: int = 384, nodes: int = 40):
         self.truths, self.vocab, self.nodes = truths, vocab, nodes
         self.generator = torch.Generator().manual_seed(seed)
@@ -30,8 +32,8 @@ class BatchOracle:
     def keep_rows(self, kept: Sequence[int]) -> None:
         self.rows, self.running = [self.rows[b] for b in kept], [self.running[b] for b in kept]
 
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
-        assert features_BKH.shape[:2] == next_tokens_BK.shape == (len(self.rows), int(counts_B.max()))
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        assert states_BKX.shape[:2] == next_tokens_BK.shape == (len(self.rows), int(counts_B.max()))
 
     def propose(self) -> DraftTree:
         nodes = self._random(1, self.nodes + 1)

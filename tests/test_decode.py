@@ -22,6 +22,8 @@ from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 class OracleDrafter:
     """Random trees in which the target's own continuation is hidden, up to a random depth: many drafts are accepted."""
 
+    aux_layers: tuple[int, ...] = ()
+
     def __init__(self, truth: list[int], seed: int, vocab: int):
         self.truth, self.vocab = truth, vocab
         self.generator = torch.Generator().manual_seed(seed)
@@ -32,8 +34,8 @@ class OracleDrafter:
     def keep_rows(self, kept: Sequence[int]) -> None:
         raise AssertionError("one row only")
 
-    def observe(self, features_BKH: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
-        assert features_BKH.shape[:2] == next_tokens_BK.shape
+    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        assert states_BKX.shape[:2] == next_tokens_BK.shape
         self.seen += int(counts_B[0])
         self.root = next_tokens_BK[:, -1]
 

@@ -50,10 +50,10 @@ def test_ragged_rows_decode_as_if_alone() -> None:
     target = Target(tiny_model("mistral-window"))
     lengths = torch.tensor([20, 13])
     cache = target.new_cache(rows=2, capacity=4)  # grows
-    prefilled = target.prefill(IDS, lengths, cache)
+    prefilled = target.prefill(IDS, lengths, cache).features_BNH
     tokens = torch.tensor([[7, 8], [9, 10]])
     depths, ancestors = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[[1], [3]], [[1], [3]]])
-    got = target.tree_forward(tokens, depths, ancestors, cache)
+    got = target.tree_forward(tokens, depths, ancestors, cache).features_BNH
     for row, length in enumerate(lengths.tolist()):
         alone = target.features(torch.cat([IDS[row : row + 1, :length], tokens[row : row + 1]], dim=1))[0]
         torch.testing.assert_close(prefilled[row, :length], alone[0, :length], rtol=1e-4, atol=1e-4)
