@@ -20,6 +20,7 @@ import torch
 
 from eagle.config import read_recipe
 from eagle.data.features import config_and_overrides, write_shards
+from eagle.data.layers import layers_to_store
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import plan_batches, plan_shards
 from eagle.quiet import quieten
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
                 ids_BT = torch.zeros(len(batch_B), int(shard.lengths_D[batch_B].max()), dtype=torch.int64)
                 for b, document in enumerate(batch_B):
                     ids_BT[b, : len(rows[document])] = torch.tensor(rows[document])
-                target.features(ids_BT.to(target.device), recipe.features.aux_layers)
+                target.features(ids_BT.to(target.device), layers_to_store(recipe, target.num_layers))
         if target.device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -24,10 +24,10 @@ import yaml
 from accelerate import Accelerator
 
 from eagle.config import Recipe, TargetConfig, as_dict, read_recipe
+from eagle.data.layers import layers_to_store, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import ShardBuffer, ShardPlan, plan_shards
 from eagle.data.store import (
-    DTYPES,
     FORMAT,
     REBUILD,
     finished_shard,
@@ -152,7 +152,7 @@ def _identity(
         "target": target.identity(),
         "tokenizer": data_manifest["tokenizer"],
         "data": data_manifest["fingerprint"],
-        "layers": list(recipe.features.aux_layers),
+        "layers": list(layers_to_store(recipe, target.num_layers)),
         "dtype": recipe.features.dtype,
         "hidden_size": target.hidden_size,
         "arguments": {
@@ -176,7 +176,7 @@ def _require_fitting(recipe: Recipe, target: Target, data_manifest: dict[str, An
             f"the longest document has {lengths.max()} tokens, the target {target.name} has {target.max_positions} "
             f"positions; set data.max_len to {target.max_positions} and run `eagle data prepare RECIPE`"
         )
-    wrong = [layer for layer in recipe.features.aux_layers if not 0 <= layer < target.num_layers]
+    wrong = [layer for layer in layers_to_store(recipe, target.num_layers) if not 0 <= layer < target.num_layers]
     if wrong:
         raise EagleError(
             f"features.aux_layers has {wrong}; {target.name} has hidden states 0 .. {target.num_layers - 1}"
@@ -192,8 +192,8 @@ def _remove_leftovers(directory: Path) -> None:
 def _require_disk(directory: Path, target: Target, recipe: Recipe, *, tokens: int, total: int) -> None:
     """Prints what the run will write and refuses one that cannot fit."""
     directory.mkdir(parents=True, exist_ok=True)
-    width = target.hidden_size * (1 + len(recipe.features.aux_layers))
-    per_token = width * DTYPES[recipe.features.dtype].itemsize + 5  # and int32 id, bool mask
+    blocks = 1 + len(layers_to_store(recipe, target.num_layers))
+    width, per_token = target.hidden_size * blocks, token_bytes(target.hidden_size, blocks, recipe.features.dtype)
     free, needed = shutil.disk_usage(directory).free, tokens * per_token
     left = "" if tokens == total else f", {tokens:,} of them ({_size(needed)}) still to do"
     _say(

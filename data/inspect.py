@@ -18,11 +18,11 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from eagle.config import Recipe
+from eagle.data.layers import layers_to_store, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.errors import EagleError
 from eagle.loading import load_config, load_tokenizer, tokenizer_identity
 
-BYTES = {"bfloat16": 2, "float32": 4}
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 SUPERVISED, CONTEXT = "black on green", "dim"
 _BINS, _BAR = 10, 40
@@ -118,10 +118,10 @@ def _digest(value: bytes) -> bytes:
 
 
 def _estimate(recipe: Recipe, *, tokens: int, tokens_per_second: float | None) -> dict[str, Any]:
-    hidden = int(load_config(recipe.target).hidden_size)
-    blocks = 1 + len(recipe.features.aux_layers)
-    # Per token: the features, an int64 id and a bool of the mask.
-    size = tokens * (hidden * blocks * BYTES[recipe.features.dtype] + 9)
+    config = load_config(recipe.target)
+    hidden = int(config.hidden_size)
+    blocks = 1 + len(layers_to_store(recipe, int(config.num_hidden_layers)))
+    size = tokens * token_bytes(hidden, blocks, recipe.features.dtype)
     seconds = None if tokens_per_second is None else tokens / tokens_per_second
     return {"hidden_size": hidden, "store_bytes": size, "extraction_seconds": seconds}
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from eagle.config import Recipe
+from eagle.data import float8
+from eagle.data.layers import layers_to_store
 from eagle.data.prepare import load_prepared
 from eagle.data.store import DTYPES, write_shard
 from eagle.errors import EagleError
@@ -64,8 +66,8 @@ class ShardBuffer:
     """One shard in host memory, allocated once and filled again and again: memory is flat whatever the data's size."""
 
     def __init__(self, recipe: Recipe, target: Target, capacity: int):
-        self._data_dir, self._layers = recipe.data_dir, recipe.features.aux_layers
-        self._device, self._dtype = target.device, DTYPES[recipe.features.dtype]
+        self._data_dir, self._layers = recipe.data_dir, layers_to_store(recipe, target.num_layers)
+        self._device, dtype = target.device, DTYPES[recipe.features.dtype]
         width = target.hidden_size
 
         def room(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -73,8 +75,10 @@ class ShardBuffer:
 
         self._input_ids = room(capacity, dtype=torch.int32)
         self._loss_mask = room(capacity, dtype=torch.bool)
-        self._features = room(capacity, width, dtype=self._dtype)
-        self._aux = room(capacity, len(self._layers) * width, dtype=self._dtype) if self._layers else None
+        blocks = {"features": 1} | ({"aux": len(self._layers)} if self._layers else {})
+        self._states = {name: room(capacity, count * width, dtype=dtype) for name, count in blocks.items()}
+        scaled = blocks if recipe.features.dtype == "float8" else {}
+        self._scales = {name: room(capacity, count, dtype=torch.float32) for name, count in scaled.items()}
         self._ids: list[str] = []
         self._copied: torch.cuda.Event | None = None
 
@@ -101,23 +105,32 @@ class ShardBuffer:
             features_BTH, aux_BTA = target.features(ids_BT.to(self._device), self._layers)
             for row_number, document in enumerate(batch_B):
                 start, end = offsets[document], offsets[document + 1]
-                features_TH = features_BTH[row_number, : end - start].to(self._dtype)
-                self._features[start:end].copy_(features_TH, non_blocking=True)
-                if self._aux is not None and aux_BTA is not None:
-                    aux_TA = aux_BTA[row_number, : end - start].to(self._dtype)
-                    self._aux[start:end].copy_(aux_TA, non_blocking=True)
+                self._keep("features", features_BTH[row_number, : end - start], start)
+                if aux_BTA is not None:
+                    self._keep("aux", aux_BTA[row_number, : end - start], start)
             yield int(shard.lengths_D[batch_B].sum())
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(self._device))
+
+    def _keep(self, name: str, states_TA: torch.Tensor, start: int) -> None:
+        """Converts on the target's device, then copies into the buffer at token `start`."""
+        span, buffer = slice(start, start + len(states_TA)), self._states[name]
+        if name in self._scales:
+            states_TA, scale_TN = float8.quantise(states_TA, blocks=self._scales[name].shape[1])
+            self._scales[name][span].copy_(scale_TN, non_blocking=True)
+        buffer[span].copy_(states_TA.to(buffer.dtype), non_blocking=True)
 
     def write(self, path: Path, shard: ShardPlan) -> None:
         """Writes the filled shard (in the background thread). Raises EagleError for features that are not finite."""
         if self._copied is not None:
             self._copied.synchronize()
         tokens = shard.tokens
-        features_SH = self._features[:tokens]
-        finite_S = torch.cat([torch.isfinite(block_TH).all(dim=1) for block_TH in features_SH.split(1024)])
+        # A value that is not finite makes its token's scale so, too.
+        judged = self._scales or self._states
+        finite_S = torch.cat(
+            [torch.isfinite(block_TH).all(dim=1) for block_TH in judged["features"][:tokens].split(1024)]
+        )
         if not finite_S.all():
             first = int(np.searchsorted(np.cumsum(shard.lengths_D), int((~finite_S).int().argmax()), side="right"))
             raise EagleError(
@@ -127,9 +140,8 @@ class ShardBuffer:
         tensors = {
             "input_ids": self._input_ids[:tokens],
             "loss_mask": self._loss_mask[:tokens],
-            "features": features_SH,
             "documents": torch.as_tensor(shard.documents_D),
+            **{name: states[:tokens] for name, states in self._states.items()},
+            **{f"{name}_scale": scales[:tokens] for name, scales in self._scales.items()},
         }
-        if self._aux is not None:
-            tensors["aux"] = self._aux[:tokens]
         write_shard(path, tensors=tensors, lengths=shard.lengths_D.tolist(), ids=self._ids, split=shard.split)

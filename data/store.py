@@ -9,18 +9,19 @@
 Tensors of a shard of D documents and S = sum of their lengths tokens, with H the target's hidden size and
 A = len(layers) * H:
 
-    input_ids int32 [S] · loss_mask bool [S] · features bf16 or fp32 [S, H] · aux (optional) [S, A]
+    input_ids int32 [S] · loss_mask bool [S] · features bf16, fp32 or e4m3 [S, H] · aux (optional) [S, A]
+    with e4m3: features_scale fp32 [S, 1] · aux_scale fp32 [S, len(layers)] (eagle/data/float8.py)
     offsets int64 [D + 1] (document d is tokens offsets[d] .. offsets[d + 1]) · documents int64 [D], their numbers
 
 The documents' ids are in the file's metadata. A document's number is its row in the prepared data set.
 """
 
+import copy
 import hashlib
 import json
 import platform
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from eagle.data import float8
+from eagle.data.documents import Document as Document
+from eagle.data.documents import only_layers
 from eagle.errors import EagleError
-from eagle.files import atomic_path, sha256_file, write_json
+from eagle.files import atomic_path, sha256_file, sha256_text, write_json
 from eagle.token_layers import TokenLayers
 
 FORMAT = 1
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": float8.DTYPE}
 REBUILD = "delete the folder (or choose another output_dir) and run `eagle features RECIPE`"
 _NAMES = {
     torch.int64: "I64",
@@ -42,22 +46,8 @@ _NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One tokenised conversation with the target's features; T tokens."""
-
-    id: str
-    input_ids_T: torch.Tensor
-    """int64 [T]"""
-    loss_mask_T: torch.Tensor
-    """bool [T], true where the token is the assistant's"""
-    features_TH: torch.Tensor
-    """[T, H] in the store's dtype: the target's last hidden state, after its final norm"""
-    aux_TA: torch.Tensor | None
-    """[T, A] hidden states after the chosen layers, side by side; None where the store has none"""
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
@@ -72,7 +62,7 @@ def write_shard(
 ) -> dict[str, Any]:
     """Writes one shard and then its sidecar, each atomically, and returns the sidecar.
 
-    `tensors`: input_ids, loss_mask, features, documents and perhaps aux, as above; offsets come from `lengths`.
+    `tensors`: input_ids, loss_mask, features, documents and perhaps aux and scales, as above; offsets: from `lengths`.
     The safetensors format (a length, a JSON header, the bytes) is written here rather than by `save_file`: the hash is
     taken on the way, a full disk stays an OSError with its errno, and the same shard always gives the same bytes.
     """
@@ -179,6 +169,7 @@ class FeatureStore:
 
     def __init__(self, directory: Path, manifest: dict[str, Any], *, open_shards: int = 8):
         self.directory, self.manifest = directory, manifest
+        self.aux_layers: tuple[int, ...] = tuple(manifest["layers"])
         self._open_shards = open_shards
         self._handles: OrderedDict[int, tuple[Any, list[str]]] = OrderedDict()
         count = manifest["counts"]["documents"]
@@ -214,6 +205,36 @@ class FeatureStore:
         require_same(manifest, expect or {}, what=f"the feature store {directory}", remedy=REBUILD)
         return cls(directory, manifest)
 
+    @property
+    def hidden_size(self) -> int:
+        return int(self.manifest["hidden_size"])
+
+    @property
+    def name(self) -> str:
+        return f"the feature store {self.directory}"
+
+    @property
+    def target_identity(self) -> dict[str, Any] | None:
+        return self.manifest.get("target")
+
+    def for_layers(self, aux_layers: Sequence[int]) -> "FeatureStore":
+        """The store as a head with these aux layers reads it. Raises EagleError when a layer was not extracted."""
+        have = list(self.manifest["layers"])
+        if not set(aux_layers) <= set(have):
+            raise EagleError(
+                f"{self.name} has features of {_layers(have)}, the head wants {_layers(aux_layers)}; delete the folder (or "
+                "choose another output_dir) and rebuild it with `eagle features RECIPE` "
+                f"--features.aux_layers {json.dumps(list(aux_layers))}"
+            )
+        view = copy.copy(self)
+        view.aux_layers, view._handles = tuple(aux_layers), OrderedDict()
+        return view
+
+    def fingerprint(self) -> str:
+        """Of the target's identity and every shard's bytes."""
+        shards = [(shard["sha256"], shard["split"]) for shard in self.manifest["shards"]]
+        return sha256_text(json.dumps([self.target_identity, shards], sort_keys=True))
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -224,7 +245,10 @@ class FeatureStore:
         return numbers
 
     def __getitem__(self, number: int) -> Document:
-        """Document `number`, read from its shard's file; the tensors are the caller's own (copies)."""
+        """Document `number`, read from its shard's file; the tensors are the caller's own (copies).
+
+        Features are in the store's dtype, those of a float8 store in float32.
+        """
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")
         handle, ids = self._open(int(self._shard_of[number]))
@@ -235,13 +259,21 @@ class FeatureStore:
             part: torch.Tensor = handle.get_slice(name)[start:end]
             return part.clone()  # off the file's mapping
 
+        def states(name: str) -> torch.Tensor:
+            scaled = self.manifest.get("dtype") == "float8"
+            return float8.dequantise(read(name), read(f"{name}_scale")) if scaled else read(name)
+
         return Document(
             id=ids[self._row_of[number]],
             input_ids_T=read("input_ids").to(torch.int64),
             loss_mask_T=read("loss_mask"),
-            features_TH=read("features"),
-            aux_TA=read("aux") if self.manifest["layers"] else None,
+            features_TH=states("features"),
+            aux_TA=only_layers(states("aux"), self.manifest["layers"], self.aux_layers) if self.aux_layers else None,
         )
+
+    def read(self, numbers: Sequence[int]) -> list[Document]:
+        """Several documents, one read after the other."""
+        return [self[number] for number in numbers]
 
     def ids_and_mask(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """input_ids int64 [T] and loss_mask bool [T] of a document, without reading its features."""
@@ -290,3 +322,10 @@ class FeatureStore:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": OrderedDict()}
+
+
+def _layers(layers: Sequence[int]) -> str:
+    """ "no aux layer", "1 aux layer (2)", "3 aux layers (2, 16, 29)"."""
+    if not layers:
+        return "no aux layer"
+    return f"{len(layers)} aux layer{'s' * (len(layers) > 1)} ({', '.join(map(str, layers))})"

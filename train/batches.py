@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from eagle.data.store import Document, FeatureStore
+from eagle.data.documents import Documents
 
 SHORTEST = 3
 """Tokens below which a document has no index to train on."""
@@ -95,6 +95,8 @@ class Order:
     """Tokens of each of them."""
     global_batch: int
     """Documents per optimiser step, over all processes and micro-steps."""
+    packing: Packing = "none"
+    """documents: the shares of a step get documents of all lengths, so that each fills its rows."""
     seed: int
 
     @property
@@ -112,10 +114,13 @@ class Order:
     def micro_batch(self, step: int, micro_step: int, *, micro_steps: int, process: int, processes: int) -> list[int]:
         """One process's documents in one micro-step: an even share, possibly empty in an epoch's last step.
 
-        The processes of a micro-step get neighbours in length, so that none waits long for another.
+        Unpacked, a micro-step's processes get neighbours in length, so that they pad little and none waits long for
+        another; packed, every share gets long ones and short ones.
         """
         documents = self.step_documents(step)
         share, shares = micro_step * processes + process, micro_steps * processes
+        if self.packing == "documents":
+            return documents[share::shares]
         return documents[share * len(documents) // shares : (share + 1) * len(documents) // shares]
 
 
@@ -133,23 +138,14 @@ def seeded_generator(*numbers: int) -> torch.Generator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How documents become rows, and what of the target they carry."""
+    """How documents become rows."""
 
-    hidden_size: int
-    """H, for a batch without documents."""
-    aux_layers: tuple[int, ...] = ()
-    """The states are these layers' (numbers of layers applied); (): the features themselves."""
     noise: float = 0.0
     """States get uniform noise in (-noise, noise)."""
     packing: Packing = "none"
     """none: a document a row. documents: as many as fit."""
     max_tokens_per_row: int = 2048
     """Packing's limit; a longer document has a row of its own."""
-
-    @property
-    def state_size(self) -> int:
-        """X."""
-        return self.hidden_size * max(1, len(self.aux_layers))
 
 
 def pack(lengths: Sequence[int], *, packing: Packing, max_tokens_per_row: int) -> list[list[int]]:
@@ -169,12 +165,13 @@ def pack(lengths: Sequence[int], *, packing: Packing, max_tokens_per_row: int) -
     return rows
 
 
-def collate(source: FeatureStore, numbers: Sequence[int], *, layout: Layout, seed: int, step: int) -> Batch:
+def collate(source: Documents, numbers: Sequence[int], *, layout: Layout, seed: int, step: int) -> Batch:
     """Reads the documents and lays them out in rows; no document gives one padded index and no supervised position.
 
     The noise is drawn per document from (seed, step, document): it does not depend on the layout.
     """
-    documents = _read(source, numbers)
+    documents = source.read(numbers)
+    hidden_size, state_size = source.hidden_size, source.hidden_size * max(1, len(source.aux_layers))
     rows = pack(
         [len(document.input_ids_T) for document in documents],
         packing=layout.packing,
@@ -183,8 +180,8 @@ def collate(source: FeatureStore, numbers: Sequence[int], *, layout: Layout, see
     longest = max((sum(len(documents[index].input_ids_T) for index in row) for row in rows), default=1)
     shape = max(1, len(rows)), longest
     device = documents[0].features_TH.device if documents else torch.device("cpu")
-    states_BTX = torch.zeros(*shape, layout.state_size, device=device)
-    features_BTH = torch.zeros(*shape, layout.hidden_size, device=device) if layout.noise or layout.aux_layers else None
+    states_BTX = torch.zeros(*shape, state_size, device=device)
+    features_BTH = torch.zeros(*shape, hidden_size, device=device) if layout.noise > 0 or source.aux_layers else None
     ids_BT, positions_BT = (torch.zeros(shape, dtype=torch.int64) for _ in "ab")
     document_BT = torch.full(shape, -1, dtype=torch.int64)
     supervised_BT = torch.zeros(shape, dtype=torch.bool)
@@ -194,12 +191,12 @@ def collate(source: FeatureStore, numbers: Sequence[int], *, layout: Layout, see
         for place, index in enumerate(row):
             document, start = documents[index], end
             end = start + len(document.input_ids_T)
-            states_BTX[b, start:end] = _states(document, layout)
+            states_BTX[b, start:end] = document.states
             if features_BTH is not None:
                 features_BTH[b, start:end] = document.features_TH
             if layout.noise > 0:
                 generator = seeded_generator(seed, step, numbers[index])
-                uniform_TX = torch.rand(end - start, layout.state_size, generator=generator)
+                uniform_TX = torch.rand(end - start, state_size, generator=generator)
                 states_BTX[b, start:end] += ((2 * uniform_TX - 1) * layout.noise).to(device)
             ids_BT[b, start:end], supervised_BT[b, start:end] = document.input_ids_T, document.loss_mask_T
             document_BT[b, start:end], positions_BT[b, start:end] = place, torch.arange(end - start)
@@ -216,25 +213,12 @@ def collate(source: FeatureStore, numbers: Sequence[int], *, layout: Layout, see
     )
 
 
-def _read(source: FeatureStore, numbers: Sequence[int]) -> list[Document]:
-    return [source[number] for number in numbers]
-
-
-def _states(document: Document, layout: Layout) -> torch.Tensor:
-    """[T, X] in the store's dtype."""
-    if not layout.aux_layers:
-        return document.features_TH
-    assert document.aux_TA is not None
-    assert document.aux_TA.shape[1] == layout.state_size
-    return document.aux_TA
-
-
 class MicroBatches(Dataset[Batch]):
     """The micro-batches of one process from step `start` to step `end`, in order."""
 
     def __init__(
         self,
-        store: FeatureStore,
+        source: Documents,
         order: Order,
         *,
         layout: Layout,
@@ -244,7 +228,7 @@ class MicroBatches(Dataset[Batch]):
         process: int,
         processes: int,
     ):
-        self.store, self.order, self.layout = store, order, layout
+        self.source, self.order, self.layout = source, order, layout
         self.start, self.end, self.micro_steps = start, end, micro_steps
         self.process, self.processes = process, processes
 
@@ -256,7 +240,7 @@ class MicroBatches(Dataset[Batch]):
         documents = self.order.micro_batch(
             step, micro_step, micro_steps=self.micro_steps, process=self.process, processes=self.processes
         )
-        return collate(self.store, documents, layout=self.layout, seed=self.order.seed, step=step)
+        return collate(self.source, documents, layout=self.layout, seed=self.order.seed, step=step)
 
 
 def steps(micro_batches: MicroBatches, *, workers: int) -> Iterator[list[Batch]]:

@@ -58,7 +58,11 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     micro_batches = MicroBatches(
         store,
         order,
-        layout=Layout(hidden_size=training.tokens.full.hidden_size, noise=recipe.train.noise),
+        layout=Layout(
+            noise=recipe.train.noise,
+            packing=recipe.train.packing,
+            max_tokens_per_row=recipe.train.max_tokens_per_row,
+        ),
         start=first,
         end=total,
         micro_steps=recipe.train.gradient_accumulation,

@@ -27,6 +27,7 @@ from eagle.vocab import DraftVocabulary
 FREE = {
     *("log_every", "save_every", "keep_checkpoints", "eval_every", "eval_documents", "chain_depth"),
     *("trackers", "project", "workers", "batch_size", "gradient_accumulation", "epochs", "max_steps"),
+    *("packing", "max_tokens_per_row"),
 }
 
 
@@ -84,6 +85,7 @@ def training_order(store: FeatureStore, recipe: Recipe, *, processes: int) -> Or
         lengths=tuple(int(store.lengths[number]) for number in documents),
         global_batch=recipe.train.batch_size * recipe.train.gradient_accumulation * processes,
         seed=recipe.train.seed,
+        packing=recipe.train.packing,
     )
 
 

@@ -128,7 +128,7 @@ def test_the_manifest_says_what_the_store_is_and_opens_against_its_target(recipe
     expect = {
         "target": target.identity(),
         "tokenizer": data_manifest["tokenizer"],
-        "layers": recipe.features.aux_layers,
+        "layers": (),
     }
     store = FeatureStore.open(recipe.store_dir, expect)
     store.verify()

@@ -62,7 +62,7 @@ def test_figures_count_duplicates_sources_and_the_store(recipe: Recipe) -> None:
     assert figures["exact_duplicates"] == 1
     assert figures["same_prompts"] == 2
     assert figures["prompts_in_both_splits"] == 0
-    assert figures["store_bytes"] == counts["tokens"] * (32 * 3 * 2 + 9)
+    assert figures["store_bytes"] == counts["tokens"] * (32 * 3 * 2 + 5)
     assert figures["extraction_seconds"] == counts["tokens"] / 10
     by_source = figures["tokens_by_source"]
     assert isinstance(by_source, dict)

@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.data.store import Document
+from eagle.data.documents import Document
 from eagle.train.batches import Layout, MicroBatches, Order, collate, pack, steps
 
 
 class FakeStore:
     """Document n has n + 3 tokens; token j is 100 n + j, its feature (n, j), supervised where j is odd."""
+
+    hidden_size, aux_layers = 2, ()
+
+    def read(self, numbers: list[int]) -> list[Document]:
+        return [self[number] for number in numbers]
 
     def __getitem__(self, number: int) -> Document:
         position_T = torch.arange(number + 3)
@@ -38,7 +43,7 @@ def _order(count: int = 23, global_batch: int = 8, seed: int = 5) -> Order:
 
 
 def _collate(documents: list[int], *, seed: int = 0, step: int = 0, **layout: Any) -> Any:
-    return collate(STORE, documents, layout=Layout(hidden_size=2, **layout), seed=seed, step=step)
+    return collate(STORE, documents, layout=Layout(**layout), seed=seed, step=step)
 
 
 def test_index_i_has_feature_i_token_i_plus_1_target_i_plus_1_and_mask_of_token_i_plus_2() -> None:
@@ -147,7 +152,7 @@ def test_steps_start_in_the_middle_as_if_they_had_come_from_the_beginning(worker
         batches = MicroBatches(
             STORE,
             _order(),
-            layout=Layout(hidden_size=2, noise=0.1),
+            layout=Layout(noise=0.1),
             start=start,
             end=5,
             micro_steps=2,

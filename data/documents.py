@@ -1,0 +1,94 @@
+"""Documents with the target's features, whoever computes them: what training reads.
+
+Two sources: a feature store on disk (eagle/data/store.py), and the target in memory (eagle/data/online.py). T tokens,
+H hidden, A = aux layers * H.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from eagle.token_layers import TokenLayers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One tokenised conversation with the target's features; T tokens."""
+
+    id: str
+    input_ids_T: torch.Tensor
+    """int64 [T]"""
+    loss_mask_T: torch.Tensor
+    """bool [T], true where the token is the assistant's"""
+    features_TH: torch.Tensor
+    """[T, H] floating: the target's last hidden state, after its final norm"""
+    aux_TA: torch.Tensor | None
+    """[T, A] hidden states after the source's aux layers, side by side; None where it has none"""
+
+    @property
+    def states(self) -> torch.Tensor:
+        """[T, X]: what a head that reads the source's layers sees of the target, the aux states or else the features."""
+        return self.features_TH if self.aux_TA is None else self.aux_TA
+
+
+class Documents(Protocol):
+    """A source of documents, numbered as the rows of the prepared data are."""
+
+    lengths: np.ndarray
+    """int64 [documents]: tokens of each"""
+    aux_layers: tuple[int, ...]
+    """Layers whose states the documents carry (numbers of layers applied)"""
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For messages: "the feature store runs/x/features"."""
+        ...
+
+    @property
+    def target_identity(self) -> dict[str, Any] | None:
+        """`Target.identity()` of the target whose features these are."""
+        ...
+
+    def for_layers(self, aux_layers: Sequence[int]) -> Self:
+        """The same documents for a head that reads these layers. Raises EagleError when they cannot be had."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of what a run learns from."""
+        ...
+
+    def split(self, name: str) -> list[int]:
+        """The numbers of the documents in split "train" or "validation", ascending."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Document: ...
+
+    def read(self, numbers: Sequence[int]) -> list[Document]:
+        """Several documents at once; their tensors may be on the target's device."""
+        ...
+
+    def ids_and_mask(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """input_ids int64 [T] and loss_mask bool [T] of a document, without its features."""
+        ...
+
+    def token_layers(self) -> TokenLayers:
+        """The target's frozen embedding and LM head."""
+        ...
+
+
+def only_layers(aux_TA: torch.Tensor, have: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
+    """The blocks of the layers `wanted`, in that order, of [T, len(have) * H]."""
+    if tuple(have) == tuple(wanted):
+        return aux_TA
+    blocks = aux_TA.unflatten(-1, (len(have), -1))
+    return blocks[..., [list(have).index(layer) for layer in wanted], :].flatten(-2)

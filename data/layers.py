@@ -1,0 +1,17 @@
+"""Which of the target's layers a recipe's features need, and what a token of them takes on disk."""
+
+from eagle.config import Recipe
+from eagle.data.store import DTYPES
+
+
+def layers_to_store(recipe: Recipe, num_layers: int) -> tuple[int, ...]:
+    """features.aux_layers, or those that the recipe's head reads of a target of `num_layers` layers."""
+    if recipe.features.aux_layers is not None:
+        return recipe.features.aux_layers
+    return ()
+
+
+def token_bytes(hidden_size: int, blocks: int, dtype: str) -> int:
+    """Bytes of the store per token: `blocks` states (features and aux layers), float8's scales, int32 id, bool mask."""
+    scale = 4 if dtype == "float8" else 0
+    return blocks * (hidden_size * DTYPES[dtype].itemsize + scale) + 5
