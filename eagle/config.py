@@ -104,10 +104,16 @@ class FeaturesConfig:
 class HeadConfig:
     """The draft head. Its layer takes the shape of the target's (GQA, head size, RoPE, norm epsilon) unless said otherwise."""
 
-    version: Literal["eagle1"] = "eagle1"
-    """eagle1: the EAGLE-1 / EAGLE-2 head (their weights are the same; the trees differ)."""
+    version: Literal["eagle1", "eagle3"] = "eagle1"
+    """eagle1: the EAGLE-1 / EAGLE-2 head (their weights are the same; the trees differ). eagle3: the EAGLE-3 head, which
+    looks at several layers of the target and has an LM head of its own."""
+    aux_layers: tuple[int, ...] | None = None
+    """eagle3: the hidden states it looks at, by the number of layers applied (Hugging Face's hidden_states index), ascending;
+    null: the published [2, L//2, L-3] of a target of L layers."""
+    lm_head_init: Literal["target", "random"] = "target"
+    """eagle3: its LM head starts as the target's rows of the draft vocabulary, or random."""
     fc_bias: bool = False
-    """Bias of the fusing projection; servers such as vLLM cannot load one."""
+    """eagle1: bias of the fusing projection; servers such as vLLM cannot load one."""
     draft_vocab_size: int | None = None
     """Draft only this many tokens, the most frequent ones of the training store's supervised positions: drafting's LM head
     costs so much less. null: all of the target's."""
@@ -212,6 +218,9 @@ class DecodeConfig:
     """Children per expanded node, and nodes expanded per level."""
     depth: int = 6
     """Levels below the root."""
+    level_cost: float = 0.0
+    """Dynamic depth of eagle2, chain and model: no further level is drafted when what it can be expected to add, in accepted
+    tokens, is below this. Worth while: about tau times the share of a cycle that one draft forward takes. 0: the full depth."""
     tree_file: str | None = None
     """static: a JSON list of child-rank paths, [[0], [1], [0, 0], ...]; null: the 25 published for EAGLE-1."""
     draft_model: str | None = None
@@ -227,8 +236,9 @@ class DecodeConfig:
     distribution; top_k, typical: lossy."""
     children: Literal["auto", "coupled", "sampled", "top"] = "auto"
     """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
-    engine: Literal["eager", "compiled"] = "eager"
-    """eager: PyTorch as it is. compiled: linear layers packed for the CPU (float32; a second copy of the weights)."""
+    engine: Literal["eager", "compiled", "cudagraph"] = "eager"
+    """eager: PyTorch as it is. compiled: linear layers packed for the CPU (float32; a second copy of the weights).
+    cudagraph: forwards of fixed shapes, captured as CUDA graphs and replayed (one CUDA device)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
