@@ -112,7 +112,8 @@ def _make(name: str, target: Target, head: EagleHead | None, *, decode: DecodeCo
             "last ones with a rule behind an @, such as eagle2@rejection"
         )
     if rule_name:
-        decode = dataclasses.replace(decode, rule=rule_name, children="auto")
+        changes: dict[str, Any] = {"rule": rule_name, "children": "auto"}
+        decode = dataclasses.replace(decode, **changes)
     decode = with_drafter(decode, drafter)
     if drafter == CHAIN:
         decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth)

@@ -1,0 +1,248 @@
+"""Throughput against batch size: speculative against plain decoding in one run, and where the gain vanishes.
+
+    python -m eagle.eval.throughput --config RECIPE [--head PATH] --batches 1 2 4 8 16
+
+The same prompts are answered at every batch size, by both methods alternately, group by group: a machine's slow minute hits
+both. Every row's tokens must be equal (or differ first at a tie) at every batch size and between the methods; a batch size
+where they are not gets no ratio.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from eagle.chat import prompt_ids
+from eagle.checkpoint import load_head
+from eagle.config import read_recipe
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.eval.environment import git_commit, hardware
+from eagle.eval.exactness import divergence
+from eagle.eval.prompt_set import load_prompts
+from eagle.eval.settings import Setting, parse_setting
+from eagle.eval.statistics import Estimate, paired_ratio
+from eagle.progress import ProgressBar, console
+from eagle.target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """One batch answered by one method."""
+
+    tokens: list[list[int]]
+    seconds: float
+    """Behind the prefill: throughput of decoding"""
+    new_tokens: int
+    """Those made behind the prefill"""
+    accepted: int
+    verify_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchPoint:
+    """One batch size, over all groups."""
+
+    batch: int
+    plain_tokens_per_second: float
+    tokens_per_second: float
+    tau: float
+    different: int
+    """Rows whose tokens are not those of plain decoding alone, nor a tie"""
+    speedup: Estimate | None
+    """Median over the groups of plain's time per token / the drafted one's"""
+
+
+def measure(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[list[int]],
+    *,
+    batches: Sequence[int],
+    setting: Setting,
+    max_new_tokens: int,
+) -> list[BatchPoint]:
+    """prompts: token ids; every batch size must divide their number. Row i has seed i, whatever its batch mates."""
+    for batch in batches:
+        if batch < 1 or len(prompts) % batch:
+            raise EagleError(f"batch size {batch} does not divide the {len(prompts)} prompts; choose sizes that do")
+    plain = decoder.plain()
+    for each in (plain, decoder):  # warm-up
+        _answer(each, prompts[:1], 0, setting, min(8, max_new_tokens))
+    points: list[BatchPoint] = []
+    reference: dict[int, list[int]] = {}  # plain decoding at the first batch size
+    with ProgressBar("throughput", total=len(batches) * len(prompts), unit="prompts") as bar:
+        for batch in batches:
+            pairs: list[tuple[Group, Group]] = []
+            for number, start in enumerate(range(0, len(prompts), batch)):
+                rows = prompts[start : start + batch]
+                order = (plain, decoder) if number % 2 == 0 else (decoder, plain)
+                groups = {each: _answer(each, rows, start, setting, max_new_tokens) for each in order}
+                pairs.append((groups[plain], groups[decoder]))
+                bar.advance(batch)
+            different = 0
+            for row in range(len(prompts)):
+                for group in pairs[row // batch]:
+                    tokens = group.tokens[row % batch]
+                    expected = reference.setdefault(row, tokens)
+                    different += not _same(decoder.target, prompts[row], tokens, expected, setting, row)
+            points.append(_point(batch, pairs, different))
+    return points
+
+
+def _answer(
+    decoder: SpeculativeDecoder, prompts: Sequence[list[int]], first: int, setting: Setting, max_new_tokens: int
+) -> Group:
+    width = max(len(ids) for ids in prompts)
+    ids_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, ids in enumerate(prompts):
+        ids_BT[row, width - len(ids) :] = torch.tensor(ids)
+        mask_BT[row, width - len(ids) :] = 1
+    start = time.perf_counter()
+    out = decoder.generate(
+        ids_BT,
+        mask_BT,
+        max_new_tokens=max_new_tokens,
+        seed=[first + row for row in range(len(prompts))],
+        **setting.arguments(),
+    )
+    seconds = time.perf_counter() - start
+    assert out.stats is not None
+    counts = [stats.new_tokens for stats in out.stats]
+    return Group(
+        tokens=[row[width : width + count].tolist() for row, count in zip(out.sequences, counts)],
+        seconds=seconds - out.stats[0].prefill_ms / 1e3,
+        new_tokens=sum(counts) - len(counts),
+        accepted=sum(sum(stats.accepted) for stats in out.stats),
+        verify_steps=sum(stats.verify_steps for stats in out.stats),
+    )
+
+
+def _same(
+    target: Target, prompt: list[int], tokens: list[int], expected: list[int], setting: Setting, seed: int
+) -> bool:
+    found = divergence(
+        target,
+        prompt_ids=prompt,
+        tokens=tokens,
+        reference=expected,
+        versus="plain",
+        sampling=setting.seeded(seed),
+    )
+    return found is None or bool(found["tie"])
+
+
+def _point(batch: int, pairs: Sequence[tuple[Group, Group]], different: int) -> BatchPoint:
+    def per_second(groups: Sequence[Group]) -> float:
+        return sum(group.new_tokens for group in groups) / sum(group.seconds for group in groups)
+
+    plain, drafted = [one for one, _ in pairs], [two for _, two in pairs]
+    steps = sum(group.verify_steps for group in drafted)
+    ratio = paired_ratio(
+        [group.seconds / max(1, group.new_tokens) for group in plain],
+        [group.seconds / max(1, group.new_tokens) for group in drafted],
+        totals=[(one.seconds, two.seconds) for one, two in pairs],
+    )
+    return BatchPoint(
+        batch=batch,
+        plain_tokens_per_second=per_second(plain),
+        tokens_per_second=per_second(drafted),
+        tau=1 + sum(group.accepted for group in drafted) / max(1, steps),
+        different=different,
+        speedup=None if different else ratio,
+    )
+
+
+def crossing(points: Sequence[BatchPoint]) -> float | None:
+    """The batch size at which the pooled speed-up falls through 1, linear between the measured ones; None: it does not."""
+    known = [(point.batch, point.speedup.pooled) for point in points if point.speedup is not None]
+    for (low, above), (high, below) in itertools.pairwise(known):
+        if above >= 1 > below:
+            return low + (above - 1) / (above - below) * (high - low)
+    return None
+
+
+def _verdict(points: Sequence[BatchPoint]) -> str:
+    known = [point for point in points if point.speedup is not None]
+    if not known:
+        return "no batch size is exact: no ratio is given"
+    vanishes = crossing(points)
+    if vanishes is not None:
+        return f"the gain vanishes at batch {vanishes:.1f}"
+    if all(point.speedup is not None and point.speedup.pooled < 1 for point in known):
+        return f"there is no gain at any of these batch sizes (smallest: {known[0].batch})"
+    return f"there is a gain up to the largest batch size measured, {known[-1].batch}"
+
+
+def _table(points: Sequence[BatchPoint]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("batch", "plain tok/s", "drafted tok/s", "tau", "speed-up", "[95%]", "pooled", "exact"):
+        table.add_column(heading, justify="right")
+    for point in points:
+        ratio = point.speedup
+        table.add_row(
+            str(point.batch),
+            f"{point.plain_tokens_per_second:.1f}",
+            f"{point.tokens_per_second:.1f}",
+            f"{point.tau:.2f}",
+            "-" if ratio is None else f"{ratio.median:.2f}x",
+            "-" if ratio is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
+            "-" if ratio is None else f"{ratio.pooled:.2f}x",
+            "yes" if not point.different else f"{point.different} DIFFERENT",
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", required=True, help="recipe: its target, decode and eval sections are used")
+    parser.add_argument("--head", help="default: the recipe's own")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--prompts", type=int, default=16, help="how many of eval.prompts; every batch size divides it")
+    parser.add_argument("--setting", default="T=0", help='such as "T=1 top_p=0.9"')
+    known, overrides = parser.parse_known_args(arguments)
+    try:
+        recipe = read_recipe(known.config, overrides)
+        setting = parse_setting(known.setting)
+        target = Target.from_config(recipe.target, recipe.data.chat_template)
+        head = load_head(known.head or recipe.head_dir)
+        decoder = SpeculativeDecoder.from_pretrained(target, head, decode=recipe.decode)
+        loaded = load_prompts(recipe.eval.prompts, -(-known.prompts // len(recipe.eval.prompts)))[: known.prompts]
+        messages = [[{"role": "user", "content": prompt.turns[0]}] for prompt in loaded]
+        points = measure(
+            decoder,
+            [prompt_ids(target.tokenizer, each) for each in messages],
+            batches=known.batches,
+            setting=setting,
+            max_new_tokens=recipe.eval.max_new_tokens,
+        )
+    except EagleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    console.print(_table(points))
+    console.print(f"{setting.label}: {_verdict(points)}", markup=False, soft_wrap=True)
+    print(json.dumps(_record(points, setting.label, recipe.eval.max_new_tokens)))
+    return 0
+
+
+def _record(points: Sequence[BatchPoint], setting: str, max_new_tokens: int) -> Mapping[str, Any]:
+    return {
+        "benchmark": "throughput",
+        "setting": setting,
+        "max_new_tokens": max_new_tokens,
+        "points": [dataclasses.asdict(point) for point in points],
+        "crossing": crossing(points),
+        "hardware": hardware(),
+        "commit": git_commit(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

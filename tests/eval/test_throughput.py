@@ -1,0 +1,89 @@
+"""The batch sweep: every row's text is the same at every batch size, and a method that is not exact gets no ratio."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle.checkpoint import save_head
+from eagle.config import DecodeConfig, read_recipe
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.eval import throughput
+from eagle.eval.settings import parse_setting
+from eagle.eval.statistics import Estimate
+from eagle.eval.throughput import BatchPoint, crossing, main, measure
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from tests.recipes import write_recipe
+from tests.tiny import tiny_model
+
+torch.set_num_threads(1)
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14]]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    target = Target.from_pretrained(tiny_model())
+    torch.manual_seed(0)
+    head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
+    return SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+
+
+@pytest.mark.parametrize("setting", ["T=0", "T=0.9 top_p=0.9"])
+def test_every_batch_size_answers_every_prompt_with_the_same_tokens(decoder: SpeculativeDecoder, setting: str) -> None:
+    points = measure(decoder, PROMPTS, batches=[1, 2, 4], setting=parse_setting(setting), max_new_tokens=12)
+    assert [point.batch for point in points] == [1, 2, 4]
+    for point in points:
+        assert point.different == 0
+        assert point.tau >= 1
+        assert point.speedup is not None
+        assert point.tokens_per_second > 0
+
+
+def test_a_batch_size_whose_tokens_differ_gets_no_ratio(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = throughput._answer
+
+    def lying(which: SpeculativeDecoder, prompts: list[list[int]], *rest: object) -> throughput.Group:
+        group = honest(which, prompts, *rest)
+        if which.drafter is not None and len(prompts) == 2:
+            group.tokens[1][0] += 1
+        return group
+
+    monkeypatch.setattr(throughput, "_answer", lying)
+    points = measure(decoder, PROMPTS, batches=[1, 2], setting=parse_setting("T=0"), max_new_tokens=8)
+    assert [point.different for point in points] == [0, 2]
+    assert points[0].speedup is not None
+    assert points[1].speedup is None
+
+
+def test_the_crossing_is_between_the_sizes_where_the_gain_turns_into_a_loss() -> None:
+    def point(batch: int, pooled: float) -> BatchPoint:
+        ratio = Estimate(median=pooled, low=pooled, high=pooled, pooled=pooled, samples=1)
+        return BatchPoint(
+            batch=batch, plain_tokens_per_second=1.0, tokens_per_second=1.0, tau=2.0, different=0, speedup=ratio
+        )
+
+    assert crossing([point(1, 1.5), point(2, 1.25), point(4, 0.75)]) == pytest.approx(3.0)
+    assert crossing([point(1, 1.5), point(2, 1.2)]) is None
+    assert crossing([point(1, 0.9), point(2, 0.8)]) is None
+
+
+def test_the_command_prints_a_table_and_a_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = read_recipe(write_recipe(tmp_path))
+    target = Target.from_config(recipe.target)
+    save_head(EagleHead(EagleHeadConfig.for_target(target.config)), recipe.head_dir)
+    arguments = ["--config", str(tmp_path / "recipe.yaml"), "--prompts", "2", "--batches", "1", "2"]
+    assert main(arguments) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [point["batch"] for point in record["points"]] == [1, 2]
+    assert main([*arguments[:-1], "3"]) == 2
+    assert "does not divide" in capsys.readouterr().err
+
+
+def test_batch_sizes_must_divide_the_prompts(decoder: SpeculativeDecoder) -> None:
+    with pytest.raises(EagleError, match="batch size 3 does not divide the 4 prompts"):
+        measure(decoder, PROMPTS, batches=[3], setting=parse_setting("T=0"), max_new_tokens=4)
