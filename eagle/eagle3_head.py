@@ -5,8 +5,6 @@ target's hidden states at token i, or, further down a draft, the head's own pred
 B rows, T tokens, H hidden, X = layers * H, D draft vocabulary. Parameter names are the reference's.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -117,7 +115,7 @@ class Eagle3Head(DraftHead):
     @torch.no_grad()
     def copy_lm_head(self, tokens: TokenLayers) -> None:
         """Starts `lm_head` from the target's rows of the draft vocabulary: next-token logits from the first step on."""
-        rows_DH = tokens.lm_head_VH
+        rows_DH: torch.Tensor = tokens.lm_head_VH
         if self.vocabulary is not None:
             rows_DH = rows_DH[self.vocabulary.target_ids_D.to(rows_DH.device)]
         self.lm_head.weight.copy_(rows_DH * tokens.logit_scale)

@@ -110,7 +110,7 @@ def _start(
     config = recipe.train
     tokens = store.token_layers()
     chosen = run.draft_vocabulary(recipe.head, store)
-    head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen)
+    head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen, tokens=tokens)
     vocabulary = head.vocabulary
     head.config.target_identity = store.manifest.get("target")
     checkpoint = checkpoints.newest(recipe.train_dir)

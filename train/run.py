@@ -15,10 +15,12 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.store import FeatureStore
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.launch import check_world
 from eagle.loading import load_config
+from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order
 from eagle.vocab import DraftVocabulary
 
@@ -94,32 +96,50 @@ def long_enough(store: FeatureStore, split: str) -> list[int]:
     return [number for number in store.split(split) if store.lengths[number] >= SHORTEST]
 
 
-def build_head(recipe: Recipe, *, hidden_size: int, vocabulary: DraftVocabulary | None = None) -> EagleHead:
+def build_head(
+    recipe: Recipe,
+    *,
+    hidden_size: int,
+    vocabulary: DraftVocabulary | None = None,
+    tokens: TokenLayers | None = None,
+) -> DraftHead:
     """The head in float32 with its initial weights: random, a function of train.seed alone, or those of head.init_from.
 
-    vocabulary: a new head's reduced draft vocabulary; one of head.init_from keeps its own.
-    Raises EagleError when the head is not as wide as the store's features, or the vocabulary does not fit.
+    vocabulary: a new head's reduced draft vocabulary; one of head.init_from keeps its own. tokens: where an EAGLE-3 head's
+    LM head starts when head.lm_head_init is target.
+    Raises EagleError when the head is not as wide as the store's features, or its vocabulary or layers do not fit.
     """
     if recipe.head.init_from is not None:
         head = load_head(recipe.head.init_from).float()
-        _check_loaded(head, recipe.head, hidden_size)
+        _check_loaded(head, recipe, hidden_size)
     else:
-        config = EagleHeadConfig.for_target(
-            load_config(recipe.target),
-            fc_bias=recipe.head.fc_bias,
-            draft_vocab_size=None if vocabulary is None else vocabulary.size,
-        )
-        if config.hidden_size != hidden_size:
-            raise EagleError(
-                f"the feature store has features of size {hidden_size}, but {recipe.target.model} has hidden size "
-                f"{config.hidden_size}: it is another target's; set target.model back, or choose another output_dir"
-            )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.train.seed)
-            head = EagleHead(config).float()
+        head = _new_head(recipe, hidden_size, draft_vocab_size=None if vocabulary is None else vocabulary.size)
         if vocabulary is not None:
             head.set_vocabulary(vocabulary)
+        if isinstance(head, Eagle3Head) and recipe.head.lm_head_init == "target":
+            assert tokens is not None, "the target's LM head is needed"
+            head.copy_lm_head(tokens)
     return head.requires_grad_(True).train()
+
+
+def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None) -> DraftHead:
+    target = load_config(recipe.target)
+    target_size = int(getattr(target, "hidden_size", hidden_size))
+    if target_size != hidden_size:
+        raise EagleError(
+            f"the feature store has features of size {hidden_size}, but {recipe.target.model} has hidden size "
+            f"{target_size}: it is another target's; set target.model back, or choose another output_dir"
+        )
+    aux_layers = aux_layers_of(recipe.head, int(target.num_hidden_layers))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        if recipe.head.version == "eagle3":
+            if recipe.head.fc_bias:
+                raise EagleError("head.fc_bias is true, but an EAGLE-3 head's fc has no bias; set it to false")
+            of_three = Eagle3HeadConfig.for_target(target, aux_layers=aux_layers, draft_vocab_size=draft_vocab_size)
+            return Eagle3Head(of_three).float()
+        config = EagleHeadConfig.for_target(target, fc_bias=recipe.head.fc_bias, draft_vocab_size=draft_vocab_size)
+        return EagleHead(config).float()
 
 
 def draft_vocabulary(config: HeadConfig, store: FeatureStore) -> DraftVocabulary | None:
@@ -137,13 +157,27 @@ def draft_vocabulary(config: HeadConfig, store: FeatureStore) -> DraftVocabulary
     return DraftVocabulary.most_frequent(counts_V, config.draft_vocab_size)
 
 
-def _check_loaded(head: EagleHead, config: HeadConfig, hidden_size: int) -> None:
+def _check_loaded(head: DraftHead, recipe: Recipe, hidden_size: int) -> None:
+    config = recipe.head
+    if head.version != config.version:
+        raise EagleError(
+            f"head.version is {config.version}, but head.init_from {config.init_from} is of {head.version}; give a head of "
+            "that version, or set head.version to it"
+        )
     if head.config.hidden_size != hidden_size:
         raise EagleError(
             f"head.init_from {config.init_from} has hidden size {head.config.hidden_size}, the store's features have "
             f"{hidden_size}: it is a head for another target; give one of that width, or set head.init_from to null"
         )
-    if head.config.fc_bias != config.fc_bias:
+    if isinstance(head, Eagle3Head):
+        num_layers = int(load_config(recipe.target).num_hidden_layers)
+        head.bind(num_layers)
+        if head.aux_layers != aux_layers_of(config, num_layers):
+            raise EagleError(
+                f"head.aux_layers is {list(aux_layers_of(config, num_layers))}, but the head {config.init_from} "
+                f"(head.init_from) looks at {list(head.aux_layers)}; set head.aux_layers to that"
+            )
+    elif isinstance(head, EagleHead) and head.config.fc_bias != config.fc_bias:
         raise EagleError(
             f"head.fc_bias is {config.fc_bias}, but the head {config.init_from} (head.init_from) has "
             f"fc_bias {head.config.fc_bias}; set head.fc_bias to {head.config.fc_bias}"
