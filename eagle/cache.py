@@ -6,6 +6,7 @@ uncommitted until `commit` moves the accepted ones down. It is a Hugging Face `C
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,6 +69,25 @@ class _TreeLayer(CacheLayerMixin):
         return self.capacity
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a forward writes its N nodes. Found once per forward, used by every layer."""
+
+    end: int
+    """Slots that the nodes may see: those behind the last one in use are cut off."""
+    slot_BN: torch.Tensor | None = None
+    """int64, on the layers' device: each node's slot. None: the last N before `end`, in every row."""
+
+    def write(self, buffer_BkSd: torch.Tensor, states_BkNd: torch.Tensor) -> torch.Tensor:
+        """Writes one layer's keys or values; returns the view [B, k, end, d]."""
+        if self.slot_BN is None:
+            buffer_BkSd[:, :, self.end - states_BkNd.shape[2] : self.end] = states_BkNd
+        else:
+            row_B1 = torch.arange(len(buffer_BkSd), device=buffer_BkSd.device)[:, None]
+            buffer_BkSd[row_B1, :, self.slot_BN.to(buffer_BkSd.device)] = states_BkNd.transpose(1, 2)
+        return buffer_BkSd[:, :, : self.end]
+
+
 class TreeCache(Cache):
     """Keys and values of `rows` sequences for `layers` layers.
 
@@ -79,7 +99,7 @@ class TreeCache(Cache):
         super().__init__(layers=[_TreeLayer(rows, capacity) for _ in range(layers)])
         self.rows, self.capacity = rows, capacity
         self.lengths_B = torch.zeros(rows, dtype=torch.int64)
-        self._offset = 0
+        self._place: Place | None = None
 
     @property
     def longest(self) -> int:
@@ -96,13 +116,23 @@ class TreeCache(Cache):
                 layer.grow(self.capacity)
 
     @contextmanager
-    def writing(self, *, offset: int) -> Iterator[None]:
-        """Within the block, writes go to slots L_b + offset ... (offset: tree columns already written)."""
-        self._offset = offset
+    def writing(self, place: Place) -> Iterator[None]:
+        """Within the block, writes go to this place."""
+        self._place = place
         try:
             yield
         finally:
-            self._offset = 0
+            self._place = None
+
+    def behind(self, *, count: int, offset: int = 0) -> Place:
+        """The place of `count` nodes at slots L_b + offset ... (offset: tree columns already written)."""
+        end = self.longest + offset + count
+        assert end <= self.capacity, f"{end} slots needed, {self.capacity} reserved: call reserve() first"
+        if bool((self.lengths_B == self.lengths_B[0]).all()):
+            return Place(end=end)
+        slot_BN = self.lengths_B[:, None] + offset + torch.arange(count)
+        initialised = [layer.keys.device for layer in self.layers if layer.is_initialized]
+        return Place(end=end, slot_BN=slot_BN.to(initialised[0]) if initialised else slot_BN)
 
     def update(  # Hugging Face's name: the model calls it once per layer
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -111,19 +141,8 @@ class TreeCache(Cache):
         layer = self.layers[layer_idx]
         if not layer.is_initialized:
             layer.lazy_initialization(key_states, value_states)
-        count = key_states.shape[2]
-        end = self.longest + self._offset + count
-        assert end <= self.capacity, f"{end} slots needed, {self.capacity} reserved: call reserve() first"
-        if bool((self.lengths_B == self.lengths_B[0]).all()):
-            layer.keys[:, :, end - count : end] = key_states
-            layer.values[:, :, end - count : end] = value_states
-        else:
-            device = layer.keys.device
-            row_B1 = torch.arange(self.rows, device=device)[:, None]
-            slot_BN = (self.lengths_B[:, None] + self._offset + torch.arange(count)).to(device)
-            layer.keys[row_B1, :, slot_BN] = key_states.transpose(1, 2)
-            layer.values[row_B1, :, slot_BN] = value_states.transpose(1, 2)
-        return layer.keys[:, :, :end], layer.values[:, :, :end]
+        place = self._place or self.behind(count=key_states.shape[2])
+        return place.write(layer.keys, key_states), place.write(layer.values, value_states)
 
     @torch.inference_mode()
     def commit(self, path_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
@@ -133,17 +152,19 @@ class TreeCache(Cache):
         row is read after it was overwritten. counts_B: int64 [B]. Keys were rotated at their depth: moving is enough.
         """
         steps_K = torch.arange(path_BK.shape[1])
-        valid_BK = steps_K < counts_B[:, None]
-        if not bool((path_BK[valid_BK] == steps_K.expand_as(path_BK)[valid_BK]).all()):
+        moves_BK = (steps_K < counts_B[:, None]) & (path_BK != steps_K)
+        if bool(moves_BK.any()):
             target_BK = self.lengths_B[:, None] + steps_K
-            source_BK = torch.where(valid_BK, self.lengths_B[:, None] + path_BK, target_BK)
-            for layer in self.layers:
-                device = layer.keys.device
-                row_B1 = torch.arange(self.rows, device=device)[:, None]
-                source, target = source_BK.to(device), target_BK.to(device)
-                layer.keys[row_B1, :, target] = layer.keys[row_B1, :, source]
-                layer.values[row_B1, :, target] = layer.values[row_B1, :, source]
+            self._move(
+                source_BK=torch.where(moves_BK, self.lengths_B[:, None] + path_BK, target_BK), target_BK=target_BK
+            )
         self.lengths_B = self.lengths_B + counts_B
+
+    def _move(self, *, source_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
+        """Slots target_BK of every layer take what slots source_BK hold."""
+        for layer in self.layers:
+            move(layer.keys, source_BK=source_BK, target_BK=target_BK)
+            move(layer.values, source_BK=source_BK, target_BK=target_BK)
 
     @property
     def row_bytes(self) -> int:
@@ -179,3 +200,10 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Hugging Face's notion of the past; positions are always passed explicitly, so only its being > 0 matters."""
         return self.longest
+
+
+def move(buffer_BkSd: torch.Tensor, *, source_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
+    """Slots target_BK of one layer's keys or values take what slots source_BK hold; all are read before any is written."""
+    device = buffer_BkSd.device
+    row_B1 = torch.arange(len(buffer_BkSd), device=device)[:, None]
+    buffer_BkSd[row_B1, :, target_BK.to(device)] = buffer_BkSd[row_B1, :, source_BK.to(device)]

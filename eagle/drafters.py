@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -25,19 +26,22 @@ from eagle.verify import Rule, check_tree
 NEEDS_HEAD = ("eagle2", "static", "chain")
 """Drafters that need a draft head."""
 
-# Options that only one drafter reads: setting them for another is an error, not a silence.
-_OWN = {
-    "tree_file": "static",
-    "draft_model": "model",
-    "ngram_min": "ngram",
-    "ngram_max": "ngram",
-    "ngram_continuations": "ngram",
+# Options that only some drafters read: setting them for another is an error, not a silence.
+_OWN: dict[str, tuple[str, ...]] = {
+    "level_cost": ("eagle2", "chain", "model"),
+    "tree_file": ("static",),
+    "draft_model": ("model",),
+    "ngram_min": ("ngram",),
+    "ngram_max": ("ngram",),
+    "ngram_continuations": ("ngram",),
 }
 
 
 def with_drafter(decode: DecodeConfig, drafter: str) -> DecodeConfig:
     """The same settings for another drafter; options that only other drafters read go back to their defaults."""
-    idle = {f.name: f.default for f in dataclasses.fields(decode) if _OWN.get(f.name) not in (None, drafter)}
+    idle: dict[str, Any] = {
+        f.name: f.default for f in dataclasses.fields(decode) if drafter not in _OWN.get(f.name, (drafter,))
+    }
     return dataclasses.replace(decode, drafter=drafter, **idle)
 
 
@@ -90,8 +94,19 @@ def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
         decode = dataclasses.replace(decode, top_k=1)
     children = _children(decode, rule, only=("coupled", "top", "sampled"), chain=decode.top_k == 1)
     if children == "sampled":
+        if decode.level_cost:
+            raise EagleError(
+                f'decode.level_cost is {decode.level_cost}, but the rule "{decode.rule}" verifies sampled trees, whose depth is '
+                "fixed; set level_cost to 0, or the rule to coupled"
+            )
         return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
-    return DynamicTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth, children=children)
+    return DynamicTree(
+        budget=decode.budget,
+        top_k=decode.top_k,
+        depth=decode.depth,
+        children=children,
+        level_cost=decode.level_cost,
+    )
 
 
 def _children(decode: DecodeConfig, rule: Rule, *, only: tuple[Children, ...], chain: bool) -> Children:
@@ -125,11 +140,11 @@ def _load_draft_model(
 
 def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:
     for field in dataclasses.fields(DecodeConfig):
-        owner = _OWN.get(field.name)
-        if owner not in (None, decode.drafter) and getattr(decode, field.name) != field.default:
+        owners = _OWN.get(field.name, (decode.drafter,))
+        if decode.drafter not in owners and getattr(decode, field.name) != field.default:
             raise EagleError(
-                f'decode.{field.name} is {getattr(decode, field.name)!r}, but only the drafter "{owner}" reads it and '
-                f'decode.drafter is "{decode.drafter}"; set decode.drafter to {owner}, or leave it out'
+                f'decode.{field.name} is {getattr(decode, field.name)!r}, but only the drafter "{" or ".join(owners)}" reads it '
+                f'and decode.drafter is "{decode.drafter}"; set decode.drafter to {" or ".join(owners)}, or leave it out'
             )
     if draft_model is not None and decode.drafter != "model":
         raise EagleError(

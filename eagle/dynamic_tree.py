@@ -4,6 +4,7 @@ B rows, N nodes, H hidden, K = top_k, M candidates, W = ceil(columns / 64).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from eagle.tree import DraftTree, best_connected
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTree:
-    """A TreeShape. top_k = 1 gives a chain. Raises EagleError for a number below 1."""
+    """A TreeShape. top_k = 1 gives a chain. Raises EagleError for a number out of its range."""
 
     budget: int = 60
     """Nodes per tree, the root included."""
@@ -27,11 +28,19 @@ class DynamicTree:
     """Levels below the root."""
     children: Literal["coupled", "top"] = "coupled"
     """coupled: by the confidence that shares verification's noise; top: by plain q."""
+    level_cost: float = 0.0
+    """What a level's forward costs, in accepted tokens: no level is drafted that cannot be expected to add as many. A batch
+    goes on while any of its rows wants to. 0: always to the full depth, as published."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "top_k", "depth"):
             if getattr(self, name) < 1:
                 raise EagleError(f"decode.{name} is {getattr(self, name)}, expected 1 or more")
+        if not 0 <= self.level_cost <= 1:
+            raise EagleError(
+                f"decode.level_cost is {self.level_cost}, expected accepted tokens, from 0 (always the full depth) to 1 (the "
+                "most that a level can add)"
+            )
 
     @property
     def widest(self) -> int:
@@ -57,8 +66,10 @@ class DynamicTree:
         # Level 1's beam is all of the root's children; their drafting feature is the one predicted for the root.
         beam_tokens, beam_scores, beam_number = tokens_BM, scores_BM, torch.arange(K).expand(rows, -1)
         beam_features = draft.predicted_BH[:, None].expand(-1, K, -1)
-        bits_BKW = own_bits(K, width).expand(rows, -1, -1)
+        bits_BKW = _level_bits(K, width, start=0).expand(rows, -1, -1)
         for level in range(1, depth):
+            if self.level_cost and self._at_most(beam_scores) < self.level_cost:
+                break
             step = TreeStep(
                 lengths_B=draft.cache.lengths_B,
                 depths_BN=torch.full((rows, K), level - 1),
@@ -78,8 +89,14 @@ class DynamicTree:
             beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), scores_BM.gather(1, kept_BK)
             beam_number = K + (level - 1) * K * K + kept_BK
             beam_features = _pick(predictions_BKH, origin_BK)
-            bits_BKW = _pick(bits_BKW, origin_BK) | own_bits(K, width, start=level * K)
+            bits_BKW = _pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K)
         return self._select(draft.roots_B, candidates)
+
+    @staticmethod
+    def _at_most(beam_scores_BK: torch.Tensor) -> float:
+        """Accepted tokens that the next level can add: a path's children share what confidence it has. Of the row that can
+        gain most."""
+        return float(beam_scores_BK.exp().sum(dim=1).max())
 
     def _select(
         self, roots_B: torch.Tensor, candidates: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -99,6 +116,12 @@ class DynamicTree:
             torch.cat([torch.zeros(rows, 1), scores_BM.gather(1, chosen_BN)], dim=1),
             children=self.children,
         )
+
+
+@lru_cache(maxsize=64)
+def _level_bits(nodes: int, width: int, *, start: int) -> torch.Tensor:
+    """`own_bits`, made once: every tree's levels lie in the same columns."""
+    return own_bits(nodes, width, start=start)
 
 
 def _pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from eagle.errors import EagleError
 
-Engine = Literal["eager", "compiled"]
+Engine = Literal["eager", "compiled", "cudagraph"]
 
 FEW_ROWS = 4
 """Below this many rows the plain product is faster than the blocked one (measured on AVX-512)."""
