@@ -126,7 +126,7 @@ def test_the_largest_of_many_is_where_theory_puts_it() -> None:
 def test_the_noise_is_finite_at_both_ends_of_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for all bits set and none: u = (bits + 1/2) / 2^32 is never 0 or 1."""
     ends = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
-    monkeypatch.setattr("eagle.noise.random_bits", lambda *arguments, **named: ends)
+    monkeypatch.setattr("eagle.kernels.noise.reference.random_bits", lambda *arguments, **named: ends)
     noise = gumbel(0, 0, 5)
     assert bool(noise.isfinite().all())
     assert bool((noise.diff() < 0).all())  # few bits: much noise, and every bit counts at that end
@@ -137,7 +137,9 @@ def test_the_noise_is_finite_at_both_ends_of_the_bits(monkeypatch: pytest.Monkey
 def test_a_coin_is_never_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coin of 0 accepts tokens of probability 0; one of 1 rejects certain ones."""
     for word in (0, 2**32 - 1):
-        monkeypatch.setattr("eagle.noise.philox", lambda *arguments, word=word: (torch.tensor([word]),) * 4)
+        monkeypatch.setattr(
+            "eagle.kernels.noise.reference.philox", lambda *arguments, word=word: (torch.tensor([word]),) * 4
+        )
         assert 0 < coin(1, 2, 3) < 1
 
 

@@ -275,7 +275,7 @@ def test_extreme_coins_neither_accept_the_impossible_nor_reject_the_certain(
     target: Target, monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:
     """sglang 35771 (coin <= 0), 30822 (coins clamped)."""
-    monkeypatch.setattr("eagle.noise.philox", lambda seed, c0, c1, c2, c3=0: (c0 * 0 + bits,) * 4)
+    monkeypatch.setattr("eagle.kernels.noise.reference.philox", lambda seed, c0, c1, c2, c3=0: (c0 * 0 + bits,) * 4)
     row = _row(target, temperature=1.0, top_k=1)
     view = _view(target, row)
     assert not view.accepts(0.0, [], 0)
