@@ -53,6 +53,11 @@ class Documents(Protocol):
         ...
 
     @property
+    def remedy(self) -> str:
+        """What to do about features that are not finite."""
+        ...
+
+    @property
     def target_identity(self) -> dict[str, Any] | None:
         """`Target.identity()` of the target whose features these are."""
         ...

@@ -38,7 +38,7 @@ from eagle.data.store import (
 )
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
-from eagle.launch import check_world
+from eagle.launch import check_world, whole_models
 from eagle.progress import ProgressBar, console
 from eagle.quiet import quieten
 from eagle.target import Target, load_tokenizer, tokenizer_identity
@@ -53,12 +53,14 @@ def extract(recipe: Recipe, accelerator: Accelerator | None = None) -> dict[str,
     """
     state = accelerator or Accelerator()
     check_world(state)
-    target = Target.from_config(_own_device(recipe, state))
+    with whole_models(state):
+        target = Target.from_config(own_device(recipe.target, state))
     data, data_manifest = load_prepared(recipe.data_dir)
     lengths = np.asarray(data.with_format("numpy")["length"][:], dtype=np.int64)
+    require_layers(layers_to_store(recipe, target.num_layers), target, where="features.aux_layers")
     shards = plan_shards(lengths, list(data["split"]), recipe.features.shard_tokens)
     identity = _identity(recipe, target, data_manifest, shards)
-    _require_fitting(recipe, target, data_manifest, lengths)
+    require_fitting(recipe, target, data_manifest, lengths)
     directory = recipe.store_dir
     if (directory / "plan.json").is_file():
         begun = read_json(directory / "plan.json")
@@ -132,11 +134,11 @@ def write_shards(
 # --- what an extraction is made from, and whether it can be made ---------------------------------------------------
 
 
-def _own_device(recipe: Recipe, state: Accelerator) -> TargetConfig:
+def own_device(config: TargetConfig, state: Accelerator) -> TargetConfig:
     """With several processes each has its own GPU."""
-    if state.num_processes == 1 or recipe.target.device not in ("auto", "cuda"):
-        return recipe.target
-    return dataclasses.replace(recipe.target, device=str(state.device))
+    if state.num_processes == 1 or config.device not in ("auto", "cuda"):
+        return config
+    return dataclasses.replace(config, device=str(state.device))
 
 
 def _identity(
@@ -164,8 +166,15 @@ def _identity(
     }
 
 
-def _require_fitting(recipe: Recipe, target: Target, data_manifest: dict[str, Any], lengths: np.ndarray) -> None:
-    """Refuses prepared data of another tokenizer or template, and documents beyond the target's positions or layers."""
+def require_layers(layers: Sequence[int], target: Target, *, where: str) -> None:
+    """Raises EagleError naming those of `layers` that the target has no hidden states after."""
+    wrong = [layer for layer in layers if not 0 <= layer < target.num_layers]
+    if wrong:
+        raise EagleError(f"{where} has {wrong}; {target.name} has hidden states 0 .. {target.num_layers - 1}")
+
+
+def require_fitting(recipe: Recipe, target: Target, data_manifest: dict[str, Any], lengths: np.ndarray) -> None:
+    """Refuses prepared data of another tokenizer or template, and documents beyond the target's positions."""
     if len(lengths) == 0:
         raise EagleError(f"the prepared data in {recipe.data_dir} has no documents; see `eagle data inspect RECIPE`")
     tokenizer = tokenizer_identity(load_tokenizer(recipe.target, recipe.data.chat_template))
@@ -175,11 +184,6 @@ def _require_fitting(recipe: Recipe, target: Target, data_manifest: dict[str, An
         raise EagleError(
             f"the longest document has {lengths.max()} tokens, the target {target.name} has {target.max_positions} "
             f"positions; set data.max_len to {target.max_positions} and run `eagle data prepare RECIPE`"
-        )
-    wrong = [layer for layer in layers_to_store(recipe, target.num_layers) if not 0 <= layer < target.num_layers]
-    if wrong:
-        raise EagleError(
-            f"features.aux_layers has {wrong}; {target.name} has hidden states 0 .. {target.num_layers - 1}"
         )
 
 

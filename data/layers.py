@@ -2,13 +2,17 @@
 
 from eagle.config import Recipe
 from eagle.data.store import DTYPES
+from eagle.eagle3_head import aux_layers_of
 
 
 def layers_to_store(recipe: Recipe, num_layers: int) -> tuple[int, ...]:
-    """features.aux_layers, or those that the recipe's head reads of a target of `num_layers` layers."""
+    """features.aux_layers, or those that the recipe's head reads of a target of `num_layers` layers.
+
+    Raises EagleError when head.aux_layers and head.version do not go together, or the target has not got the layers.
+    """
     if recipe.features.aux_layers is not None:
         return recipe.features.aux_layers
-    return ()
+    return aux_layers_of(recipe.head, num_layers)
 
 
 def token_bytes(hidden_size: int, blocks: int, dtype: str) -> int:

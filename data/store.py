@@ -214,6 +214,10 @@ class FeatureStore:
         return f"the feature store {self.directory}"
 
     @property
+    def remedy(self) -> str:
+        return "extract them again with `eagle features RECIPE`"
+
+    @property
     def target_identity(self) -> dict[str, Any] | None:
         return self.manifest.get("target")
 

@@ -12,7 +12,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from eagle.checkpoint import save_head
 from eagle.config import Recipe, as_dict
-from eagle.data.store import FeatureStore
+from eagle.data.documents import Documents
+from eagle.data.online import open_documents
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, run
@@ -34,10 +35,10 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     accelerator = accelerator or run.make_accelerator(recipe)
     disable_progress_bar()  # transformers' own, at every save_pretrained
     run.check_settings(recipe.train, accelerator)
-    store = FeatureStore.open(recipe.store_dir)
-    order = run.training_order(store, recipe, processes=accelerator.num_processes)
+    source = open_documents(recipe, accelerator)
+    order = run.training_order(source, recipe, processes=accelerator.num_processes)
     total = total_steps(recipe.train, order.steps_per_epoch)
-    identity = run.run_identity(recipe, fingerprint=run.store_fingerprint(store), order=order, total=total)
+    identity = run.run_identity(recipe, fingerprint=source.fingerprint(), order=order, total=total)
     say = _say if accelerator.is_main_process else _silent
     if run.finished(recipe, identity, total):
         say(f"train: {recipe.head_dir} is complete ({total} steps)")
@@ -50,13 +51,13 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
-    training = _start(recipe, accelerator, store, order, total, identity)
+    training = _start(recipe, accelerator, source, order, total, identity)
     first = training.progress.step
     if first:
         say(f"train: resuming at step {first} of {total}")
     trackers = Trackers(recipe, accelerator, resumed_at=first)
     micro_batches = MicroBatches(
-        store,
+        training.source,
         order,
         layout=Layout(
             noise=recipe.train.noise,
@@ -104,15 +105,16 @@ def _silent(text: str) -> None:
 
 
 def _start(
-    recipe: Recipe, accelerator: Accelerator, store: FeatureStore, order: Order, total: int, identity: dict[str, Any]
+    recipe: Recipe, accelerator: Accelerator, source: Documents, order: Order, total: int, identity: dict[str, Any]
 ) -> Training:
     """The head, its optimiser and where they stand: at the newest checkpoint, or at the initial weights."""
     config = recipe.train
-    tokens = store.token_layers()
-    chosen = run.draft_vocabulary(recipe.head, store)
+    tokens = source.token_layers()
+    chosen = run.draft_vocabulary(recipe.head, source)
     head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen, tokens=tokens)
     vocabulary = head.vocabulary
-    head.config.target_identity = store.manifest.get("target")
+    head.config.target_identity = source.target_identity
+    source = source.for_layers(head.aux_layers)
     checkpoint = checkpoints.newest(recipe.train_dir)
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
@@ -134,7 +136,7 @@ def _start(
     return Training(
         recipe=recipe,
         accelerator=accelerator,
-        store=store,
+        source=source,
         tokens=DraftTokens(tokens.to(accelerator.device, dtype), vocabulary),
         order=order,
         total=total,
@@ -191,12 +193,12 @@ def _place(training: Training) -> dict[str, Any]:
 
 def _validate(training: Training, trackers: Trackers) -> None:
     config = training.recipe.train
-    documents = run.long_enough(training.store, "validation")[: config.eval_documents]
+    documents = run.long_enough(training.source, "validation")[: config.eval_documents]
     if not documents:
         return
     tally = validate(
         checkpoints.unwrapped(training.accelerator, training.model),
-        training.store,
+        training.source,
         documents,
         tokens=training.tokens,
         depth=config.chain_depth,

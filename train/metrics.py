@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch.nn import functional
 
-from eagle.data.store import Document, FeatureStore
+from eagle.data.documents import Document, Documents
 from eagle.heads import EagleHead
 from eagle.train.chain import unroll
 from eagle.train.loss import CHUNK_ELEMENTS, restricted_teacher
@@ -113,7 +113,7 @@ def _smooth_l1(predictions_CH: torch.Tensor, targets_CH: torch.Tensor) -> torch.
 
 def validate(
     head: EagleHead,
-    store: FeatureStore,
+    source: Documents,
     documents: Sequence[int],
     *,
     tokens: DraftTokens,
@@ -126,7 +126,7 @@ def validate(
     head.eval()
     with autocast:
         for number in documents[accelerator.process_index :: accelerator.num_processes]:
-            tally_document(tally, head, store[number], tokens=tokens, device=accelerator.device)
+            tally_document(tally, head, source[number], tokens=tokens, device=accelerator.device)
     head.train()
     tally.reduce(accelerator)
     return tally

@@ -1,6 +1,5 @@
 """What a training run starts from: checked settings, the store, the head with its initial weights, and its identity."""
 
-import hashlib
 import json
 import math
 import platform
@@ -14,7 +13,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 
 from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
-from eagle.data.store import FeatureStore
+from eagle.data.documents import Documents
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
@@ -47,6 +46,13 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
     if config.regression_weight == config.classification_weight == 0:
         raise EagleError("train.regression_weight and train.classification_weight are both 0: nothing to learn")
+    if config.max_tokens_per_row < 1:
+        raise EagleError(f"train.max_tokens_per_row is {config.max_tokens_per_row}, expected a number above 0")
+    if config.features == "online" and config.workers > 0:
+        raise EagleError(
+            f"train.workers is {config.workers}, but train.features is online: the target computes features in the training "
+            "process itself; set train.workers to 0"
+        )
     check_world(accelerator)
     if config.clip == "value" and accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         raise EagleError(
@@ -69,31 +75,31 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     )
 
 
-def training_order(store: FeatureStore, recipe: Recipe, *, processes: int) -> Order:
+def training_order(source: Documents, recipe: Recipe, *, processes: int) -> Order:
     """The order of the documents. Raises EagleError when the store has nothing to learn from."""
-    documents = long_enough(store, "train")
+    documents = long_enough(source, "train")
     if not documents:
         raise EagleError(
-            f"the feature store {store.directory} has no training document of {SHORTEST} tokens or more "
-            f"({len(store)} documents in all); check data.sources with `eagle data inspect RECIPE`"
+            f"{source.name} has no training document of {SHORTEST} tokens or more "
+            f"({len(source)} documents in all); check data.sources with `eagle data inspect RECIPE`"
         )
-    if not any(bool(store.ids_and_mask(number)[1][2:].any()) for number in documents):
+    if not any(bool(source.ids_and_mask(number)[1][2:].any()) for number in documents):
         raise EagleError(
-            f"none of the {len(documents)} training documents of {store.directory} has a supervised (assistant) token; "
+            f"none of the {len(documents)} training documents of {source.name} has a supervised (assistant) token; "
             "check the loss mask with `eagle data inspect RECIPE`"
         )
     return Order(
         documents=tuple(documents),
-        lengths=tuple(int(store.lengths[number]) for number in documents),
+        lengths=tuple(int(source.lengths[number]) for number in documents),
         global_batch=recipe.train.batch_size * recipe.train.gradient_accumulation * processes,
         seed=recipe.train.seed,
         packing=recipe.train.packing,
     )
 
 
-def long_enough(store: FeatureStore, split: str) -> list[int]:
+def long_enough(source: Documents, split: str) -> list[int]:
     """The split's documents that have at least one index to train on."""
-    return [number for number in store.split(split) if store.lengths[number] >= SHORTEST]
+    return [number for number in source.split(split) if source.lengths[number] >= SHORTEST]
 
 
 def build_head(
@@ -142,17 +148,17 @@ def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None)
         return EagleHead(config).float()
 
 
-def draft_vocabulary(config: HeadConfig, store: FeatureStore) -> DraftVocabulary | None:
+def draft_vocabulary(config: HeadConfig, source: Documents) -> DraftVocabulary | None:
     """A new head's draft vocabulary: the head.draft_vocab_size most frequent tokens of the training documents' supervised
     positions. None: all tokens, or what head.init_from brings."""
     if config.draft_vocab_size is None or config.init_from is not None:
         return None
-    size = store.token_layers().vocab_size
+    size = source.token_layers().vocab_size
     if config.draft_vocab_size == size:
         return None
     counts_V = torch.zeros(size, dtype=torch.int64)
-    for number in store.split("train"):
-        ids_T, mask_T = store.ids_and_mask(number)
+    for number in source.split("train"):
+        ids_T, mask_T = source.ids_and_mask(number)
         counts_V += torch.bincount(ids_T[mask_T], minlength=size)
     return DraftVocabulary.most_frequent(counts_V, config.draft_vocab_size)
 
@@ -190,13 +196,6 @@ def _check_loaded(head: DraftHead, recipe: Recipe, hidden_size: int) -> None:
         )
 
 
-def store_fingerprint(store: FeatureStore) -> str:
-    """A hash of what a run learns from: the target's identity and every shard's bytes."""
-    shards = [(shard["sha256"], shard["split"]) for shard in store.manifest["shards"]]
-    text = json.dumps([store.manifest.get("target"), shards], sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
 def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) -> dict[str, Any]:
     """What a run may not change when it resumes: flat, by recipe key where there is one."""
     train = {key: value for key, value in as_dict(recipe.train).items() if key not in FREE}
@@ -206,7 +205,7 @@ def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) 
         **{f"head.{key}": value for key, value in as_dict(recipe.head).items()},
         **{f"train.{key}": value for key, value in train.items()},
         "train.batch_size x train.gradient_accumulation x processes": order.global_batch,
-        "feature store (its target and data)": fingerprint,
+        "features (their target and data)": fingerprint,
     }
 
 

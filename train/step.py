@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from torch.nn.utils import get_total_norm
 
 from eagle.config import Recipe
-from eagle.data.store import FeatureStore
+from eagle.data.documents import Documents
 from eagle.errors import EagleError
 from eagle.train import checkpoints
 from eagle.train.batches import Batch, Order
@@ -30,7 +30,7 @@ class Training:
 
     recipe: Recipe
     accelerator: Accelerator
-    store: FeatureStore
+    source: Documents
     tokens: DraftTokens
     order: Order
     total: int
@@ -124,12 +124,16 @@ def _clip(training: Training) -> float:
 
 def _not_finite(training: Training, regression_sum: float, classification_sum: float, grad_norm: float) -> str:
     step, recipe = training.progress.step, training.recipe
-    documents = [training.store[number] for number in training.order.step_documents(step)]
-    broken = [document.id for document in documents if not bool(document.features_TH.isfinite().all())]
+    documents = training.source.read(training.order.step_documents(step))
+    broken = [
+        document.id
+        for document in documents
+        if not bool(document.features_TH.isfinite().all() and document.states.isfinite().all())
+    ]
     saved = checkpoints.newest(recipe.train_dir)
     if broken:
         names = ", ".join(broken)
-        cause = f"the stored features of {names} are not finite: extract them again with `eagle features RECIPE`"
+        cause = f"the features of {names} in {training.source.name} are not finite: {training.source.remedy}"
     elif recipe.train.precision == "bf16":
         cause = "lower train.lr, raise train.warmup_steps, or try train.precision fp32"
     else:
