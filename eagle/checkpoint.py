@@ -1,9 +1,13 @@
 """Draft-head files in and out, strictly: a missing or stray key is named, never skipped.
 
 A head is a folder (or hub id) with config.json and model.safetensors / pytorch_model.bin (also sharded). Two dialects
-of config.json are read: this project's (`model_type: eagle_head`) and the reference's (a Llama config with one layer and
-`bias`). Biases are inferred from the tensors, because published configs do not always tell (facts: `fc.bias`, Qwen2-style
-q/k/v biases).
+of config.json are read: this project's (`model_type: eagle_head`, `eagle3_head`) and the reference's (a Llama config with
+one layer). The version is told by the model type, else by the tensors (`midlayer.*`: EAGLE-3), and so are biases, because
+published configs do not always tell them (`fc.bias`, Qwen2-style q/k/v biases).
+
+An EAGLE-3 config may say which layers its head looks at, c = number of layers applied: `aux_layers` here; published ones
+have `eagle_aux_hidden_state_layer_ids`, c at the top level (vLLM, speculators), c - 1 inside `eagle_config` (SGLang,
+SpecForge). One that says nothing means the published choice for its target (Eagle3Head.bind, called by `check_fits`).
 """
 
 import json
@@ -17,37 +21,42 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.heads import DraftHead, DraftHeadConfig, EagleHead, EagleHeadConfig
 from eagle.vocab import DraftVocabulary
 
-_IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
+_IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq")
+_IGNORED_ENDING = ".rotary_emb.inv_freq"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_NAMES = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
-def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> EagleHead:
-    """Reads a head. `embed_tokens.weight`, when the file carries it, is left on `head.embed_tokens_VH` for the check
+def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> DraftHead:
+    """Reads a head of either version. `embed_tokens.weight`, when the file carries it, is left on `head.embed_tokens_VH` for the check
     against the target (`check_fits`); it is not a parameter.
 
     Raises EagleError: no such head, a damaged file, keys missing or stray (each named), shapes that disagree with config.
     """
     folder = _folder(path, revision)
-    config = _read_config(folder)
-    state = {key: value for key, value in _read_weights(folder).items() if key not in _IGNORED}
+    values = _read_values(folder)
+    state = {
+        key: value
+        for key, value in _read_weights(folder).items()
+        if key not in _IGNORED and not key.endswith(_IGNORED_ENDING)
+    }
     embeddings = state.pop("embed_tokens.weight", None)
-    config.fc_bias = "fc.bias" in state
-    config.attention_bias = "layers.0.self_attn.q_proj.bias" in state
-    config.mlp_bias = "layers.0.mlp.gate_proj.bias" in state
-    head = EagleHead(config)
+    head = _blank_head(values, state, folder / "config.json")
     expected = head.state_dict()
     missing, stray = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or stray:
         raise EagleError(
-            f"head {path} is not an EAGLE-1/2 head: missing keys: {', '.join(missing) or 'none'}; "
+            f"head {path} is not an {_NAMES[head.version]} head: missing keys: {', '.join(missing) or 'none'}; "
             f"stray keys: {', '.join(stray) or 'none'}; expected exactly {', '.join(sorted(expected))} "
-            "(embed_tokens.weight, fc.bias and q/k/v biases are optional; d2t and t2d are there exactly when config.json says "
-            "draft_vocab_size)"
+            "(embed_tokens.weight, fc.bias (EAGLE-1) and q/k/v biases are optional; d2t and t2d are there exactly when "
+            "config.json has a draft_vocab_size below its vocab_size)"
         )
     wrong = [
         f"{key} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
@@ -58,17 +67,26 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
         raise EagleError(
             f"head {path}: its tensors disagree with its config.json: {'; '.join(wrong)}; take both from one source"
         )
-    if config.draft_vocab_size is not None:
+    if head.config.draft_vocab_size is not None:
         DraftVocabulary.from_tensors(state["d2t"], state["t2d"], where=f"head {path}")
     head.load_state_dict(state)
     head.embed_tokens_VH = embeddings
     return head.to(dtype).eval()
 
 
-def save_head(head: EagleHead, folder: str | Path, *, extra: dict[str, Any] | None = None) -> None:
-    """Writes config.json and model.safetensors (and `extra` as training.json) as one atomic folder."""
+def save_head(
+    head: DraftHead,
+    folder: str | Path,
+    *,
+    extra: dict[str, Any] | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Writes config.json and model.safetensors (and `extra` as training.json) as one atomic folder.
+
+    weights: the state dict to write instead of the head's own, which may be spread over processes.
+    """
     with atomic_dir(Path(folder)) as temporary:
-        head.save_pretrained(temporary)
+        head.save_pretrained(temporary, state_dict=weights)
         if extra is not None:
             (temporary / "training.json").write_text(json.dumps(extra, indent=2) + "\n", encoding="utf-8")
 
@@ -82,11 +100,12 @@ def head_hash(path: str | Path) -> str:
     return sha256_text("".join(f"{file.name}{sha256_file(file)}" for file in files))
 
 
-def check_fits(head: EagleHead, target: Any) -> None:
+def check_fits(head: DraftHead, target: Any) -> None:
     """Raises EagleError when the head was made for another target (`target`: an eagle.target.Target).
 
-    Widths must agree, and so must the vocabulary that a reduced one is a part of; embeddings that came with the head must
-    be the target's; a recorded identity must match.
+    Widths must agree, and so must the vocabulary that a reduced one is a part of (an EAGLE-3 head's LM head, when it has
+    all tokens) and the layers that an EAGLE-3 head looks at, which are settled here when its config names none; embeddings
+    that came with the head must be the target's; a recorded identity must match.
     """
     if head.config.hidden_size != target.hidden_size:
         raise EagleError(
@@ -98,6 +117,13 @@ def check_fits(head: EagleHead, target: Any) -> None:
             f"the head's draft vocabulary is a part of {head.vocabulary.target_size} tokens, target {target.name} has "
             f"{target.vocab_size}; use the head's own target, or train one for this target"
         )
+    if isinstance(head, Eagle3Head):
+        if head.vocabulary is None and head.lm_head.out_features != target.vocab_size:
+            raise EagleError(
+                f"the head's LM head has {head.lm_head.out_features} tokens, target {target.name} has {target.vocab_size}; "
+                "use the head's own target, or train one for this target"
+            )
+        head.bind(target.num_layers)
     embeddings, head.embed_tokens_VH = head.embed_tokens_VH, None
     if embeddings is not None:
         own = target.tokens.embedding_VH
@@ -130,7 +156,7 @@ def _folder(path: str | Path, revision: str | None) -> Path:
         raise EagleError(f"head {path}: no such folder, and no such hub id can be reached; give either") from error
 
 
-def _read_config(folder: Path) -> EagleHeadConfig:
+def _read_values(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -138,20 +164,56 @@ def _read_config(folder: Path) -> EagleHeadConfig:
         raise EagleError(f"head {folder} has no config.json; expected a folder with config.json and weights") from error
     except json.JSONDecodeError as error:
         raise EagleError(f"{file} is not valid JSON ({error}); fetch or save the head again") from error
-    if values.get("model_type") != EagleHeadConfig.model_type:  # the reference's Llama config
-        # The reference rotates with theta 10000 when its config names none, whatever the target does.
-        values.setdefault("rope_theta", 10000.0)
-    for key in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "bias"):
-        values.pop(key, None)
     layers = values.get("num_hidden_layers", 1)
     if layers != 1:
         raise EagleError(
             f"{file}: num_hidden_layers is {layers}, an EAGLE head has 1; is this the target's own folder?"
         )
+    return values
+
+
+def _blank_head(values: dict[str, Any], state: dict[str, torch.Tensor], file: Path) -> DraftHead:
+    """A head of the version and shape that config.json's values and the tensors tell, its weights not yet loaded."""
+    kind = values.get("model_type")
+    is_eagle3 = kind == Eagle3HeadConfig.model_type or any(key.startswith("midlayer.") for key in state)
+    layer = "midlayer" if is_eagle3 else "layers.0"
+    if kind not in (EagleHeadConfig.model_type, Eagle3HeadConfig.model_type):  # the reference's Llama config
+        # The reference rotates with theta 10000 when its config names none, whatever the target does.
+        values.setdefault("rope_theta", 10000.0)
+    for key in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "bias"):
+        values.pop(key, None)
+    values["tie_word_embeddings"] = False
+    values["attention_bias"] = f"{layer}.self_attn.q_proj.bias" in state
+    values["mlp_bias"] = f"{layer}.mlp.gate_proj.bias" in state
+    if is_eagle3:
+        values["aux_layers"] = _aux_layers(values, file)
+        if values.get("draft_vocab_size") == values.get("vocab_size") and "d2t" not in state:
+            values["draft_vocab_size"] = None
+        width = values.pop("target_hidden_size", None)
+        if width not in (None, values.get("hidden_size")):
+            raise EagleError(
+                f"{file}: target_hidden_size is {width}, hidden_size {values.get('hidden_size')}; heads narrower or wider "
+                "than their target's features are not supported"
+            )
+    else:
+        values["fc_bias"] = "fc.bias" in state
     try:
-        return EagleHeadConfig(**values)
+        return Eagle3Head(Eagle3HeadConfig(**values)) if is_eagle3 else EagleHead(EagleHeadConfig(**values))
     except (TypeError, ValueError) as error:
         raise EagleError(f"{file}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _aux_layers(values: dict[str, Any], file: Path) -> list[int] | None:
+    """Takes the layer ids out of config.json's values: numbers of layers applied, or None when it names none."""
+    nested = values.pop("eagle_config", None)
+    below = nested.get(_LAYER_IDS) if isinstance(nested, dict) else None
+    top, own = values.pop(_LAYER_IDS, None), values.pop("aux_layers", None)
+    for ids in (own, top, below):
+        if ids is not None and (not isinstance(ids, list) or not all(type(c) is int for c in ids) or not ids):
+            raise EagleError(f"{file}: {ids!r} are no layer ids, expected a list of whole numbers such as [2, 16, 29]")
+    if own is not None or top is not None:
+        return own if own is not None else top
+    return None if below is None else [c + 1 for c in below]
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,9 +1,10 @@
 """Checkpoints of a run: train/checkpoint-00000500/, whole or not there at all, from which it resumes bit for bit.
 
-    head/            the head, as `save_pretrained` writes it: usable as it is
-    optimizer.bin, random_states_*.pkl   through accelerate (DeepSpeed writes its own folder instead)
-    state.json       step, the run's identity, the metrics of the unfinished log window, the last validation
+    head/                    the head, as `save_pretrained` writes it: usable as it is
+    optimizer.safetensors    AdamW's moments and counts of steps, by parameter name (eagle/train/full_state.py)
+    state.json               step, the run's identity, the unfinished log window, the last validation, the best decoding
 
+Nothing in it depends on the number of processes or on the strategy (DDP, FSDP, ZeRO) that wrote it: any can go on from it.
 The learning rate, the documents' order and the noise are functions of the step: they need no state.
 """
 
@@ -11,7 +12,6 @@ import dataclasses
 import errno
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from eagle.errors import EagleError
 from eagle.files import write_json
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
+from eagle.train.full_state import bare, full_optimizer_state, full_weights, restore_optimizer_state
 
 PREFIX = "checkpoint-"
 
@@ -43,6 +43,10 @@ class Progress:
     """Sums since the last log line."""
     validation: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Metrics of the last validation, with its step."""
+    best: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The decoding with the highest tau so far (eagle/train/selection.py)."""
+    without_gain: int = 0
+    """Decodings since then."""
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -71,21 +75,29 @@ def read_progress(checkpoint: Path) -> Progress:
         ) from error
 
 
-def save(directory: Path, progress: Progress, accelerator: Accelerator, model: torch.nn.Module, *, keep: int) -> Path:
-    """Writes a checkpoint in a temporary folder, renames it when every process has written, and removes older ones."""
+def save(
+    directory: Path,
+    progress: Progress,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    keep: int,
+) -> Path:
+    """Writes a checkpoint in a temporary folder, renames it when all of it is on disk, and removes older ones.
+
+    A collective: every process takes part in gathering, the main one writes.
+    """
     final = directory / f"{PREFIX}{progress.step:08d}"
-    temporary = directory / f".{final.name}.tmp"
-    main = accelerator.is_main_process
-    with disk_full_is_an_error("the last whole checkpoint is untouched: make room and run the same command again"):
-        if main:
+    weights = full_weights(accelerator, model)
+    moments = full_optimizer_state(accelerator, model, optimizer)
+    if accelerator.is_main_process:
+        temporary = directory / f".{final.name}.tmp"
+        with disk_full_is_an_error("the last whole checkpoint is untouched: make room and run the same command again"):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-        accelerator.wait_for_everyone()
-        with _weights_apart(accelerator):
-            accelerator.save_state(str(temporary))
-        accelerator.wait_for_everyone()
-        if main:
-            unwrapped(accelerator, model).save_pretrained(temporary / "head")
+            bare(accelerator, model).save_pretrained(temporary / "head", state_dict=weights)
+            save_file(moments, temporary / "optimizer.safetensors")
             write_json(temporary / "state.json", dataclasses.asdict(progress))
             _sync_files(temporary)
             shutil.rmtree(final, ignore_errors=True)
@@ -101,55 +113,49 @@ def disk_full_is_an_error(state: str) -> Iterator[None]:
     """Turns "no space left" and "over quota" into an EagleError that ends with `state`: what is saved, what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        # safetensors' own writer reports the system's error as text alone.
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(
+            f"(os error {code})" in str(error) for code in (errno.ENOSPC, errno.EDQUOT)
+        )
+        if not full:
             raise
         raise EagleError(f"the disk is full ({error}); {state}") from error
 
 
-def load(checkpoint: Path, accelerator: Accelerator) -> None:
-    """Puts the weights, the optimiser's state and the random states of a checkpoint back, in place.
+def load_weights(checkpoint: Path, head: DraftHead) -> None:
+    """Puts a checkpoint's weights into a head that accelerate has not prepared yet.
 
-    Raises EagleError when a file of it is missing or damaged.
+    Raises EagleError when the file is missing, damaged or another head's.
     """
-    try:
-        with _weights_apart(accelerator):
-            accelerator.load_state(str(checkpoint))
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        raise EagleError(
-            f"checkpoint {checkpoint} cannot be loaded ({str(error).strip().splitlines()[0] or type(error).__name__}); "
-            "delete that folder to resume from the one before it"
-        ) from error
+    with _damage_is_an_error(checkpoint):
+        head.load_state_dict(load_file(checkpoint / "head" / "model.safetensors"))
+
+
+def load_optimizer(
+    checkpoint: Path, accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Puts a checkpoint's optimiser state back, in place. Raises EagleError when the file is missing or damaged."""
+    with _damage_is_an_error(checkpoint):
+        state = load_file(checkpoint / "optimizer.safetensors")
+        restore_optimizer_state(accelerator, model, optimizer, state)
     accelerator.step = 0  # micro-steps, counted from the start of an optimiser step
 
 
-def unwrapped(accelerator: Accelerator, model: torch.nn.Module) -> EagleHead:
-    """The head inside what accelerate made of it."""
-    head = accelerator.unwrap_model(model)
-    assert isinstance(head, EagleHead)
-    return head
-
-
 @contextmanager
-def _weights_apart(accelerator: Accelerator) -> Iterator[None]:
-    """Keeps accelerate from storing the weights a second time: they are in head/. DeepSpeed stores its own."""
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        yield
-        return
-
-    def drop(models: list[torch.nn.Module], weights: list[dict[str, torch.Tensor]], directory: str) -> None:
-        weights.clear()
-
-    def restore(models: list[torch.nn.Module], directory: str) -> None:
-        head = unwrapped(accelerator, models.pop())
-        head.load_state_dict(load_file(Path(directory) / "head" / "model.safetensors"))
-
-    handles = [accelerator.register_save_state_pre_hook(drop), accelerator.register_load_state_pre_hook(restore)]
+def _damage_is_an_error(checkpoint: Path) -> Iterator[None]:
     try:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EagleError(
+            f"checkpoint {checkpoint} cannot be loaded ({reason}); delete that folder to resume from the one before it"
+        ) from error
+
+
+def unwrapped(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:
+    """The head inside what accelerate made of it."""
+    return bare(accelerator, model)
 
 
 def _sync_files(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,20 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.utils.logging import disable_progress_bar
 
-from eagle.checkpoint import save_head
+from eagle.checkpoint import load_head, save_head
 from eagle.config import Recipe, as_dict
 from eagle.data.documents import Documents
 from eagle.data.online import open_documents
 from eagle.files import write_json
+from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
-from eagle.train import checkpoints, run
+from eagle.train import checkpoints, full_state, run, selection
 from eagle.train.batches import Layout, MicroBatches, Order, steps
 from eagle.train.metrics import validate
 from eagle.train.schedule import total_steps
+from eagle.train.selection import Selection
 from eagle.train.step import StepResult, Training, train_step
+from eagle.train.tau_plot import write_tau
 from eagle.train.trackers import Trackers
 from eagle.vocab import DraftTokens
 
@@ -35,6 +39,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     accelerator = accelerator or run.make_accelerator(recipe)
     disable_progress_bar()  # transformers' own, at every save_pretrained
     run.check_settings(recipe.train, accelerator)
+    selection.check_settings(recipe)
     source = open_documents(recipe, accelerator)
     order = run.training_order(source, recipe, processes=accelerator.num_processes)
     total = total_steps(recipe.train, order.steps_per_epoch)
@@ -55,6 +60,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     first = training.progress.step
     if first:
         say(f"train: resuming at step {first} of {total}")
+    chooser = _chooser(training, say)
     trackers = Trackers(recipe, accelerator, resumed_at=first)
     micro_batches = MicroBatches(
         training.source,
@@ -71,28 +77,34 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
         processes=accelerator.num_processes,
     )
     quiet = not accelerator.is_main_process
+    stopped_early = chooser is not None and selection.exhausted(training.progress, recipe.train)
     clock = time.monotonic()
     with ProgressBar("train", total=total, done=first, unit="steps", quiet=quiet) as bar:
-        for batches in steps(micro_batches, workers=recipe.train.workers):
+        for batches in () if stopped_early else steps(micro_batches, workers=recipe.train.workers):
             result = train_step(training, batches)
             seconds = time.monotonic() - clock
             loss = _loss(recipe, result.regression_sum, result.classification_sum, result.supervised)
             bar.advance(1, note=f"loss {loss:.4f}, {result.tokens / seconds:,.0f} tokens/s")
             _record(training, trackers, result, seconds)
-            if _due(training, recipe.train.eval_every):
+            decodes = chooser is not None and _due(training, selection.interval(recipe.train))
+            if decodes or _due(training, recipe.train.eval_every):
                 _validate(training, trackers)
-            if _due(training, recipe.train.save_every):
-                checkpoints.save(
-                    recipe.train_dir,
-                    training.progress,
-                    accelerator,
-                    training.model,
-                    keep=recipe.train.keep_checkpoints,
-                )
+            if decodes:
+                _decode(training, trackers, chooser)
+                stopped_early = selection.exhausted(training.progress, recipe.train)
+            if stopped_early or _due(training, recipe.train.save_every):
+                _save(training)
+            if stopped_early:
+                break
             clock = time.monotonic()
-    _save_final(training)
+    if stopped_early:
+        say(
+            f"train: stopped at step {training.progress.step} of {total}: {training.progress.without_gain} decodings "
+            "without a higher tau (train.patience)"
+        )
+    _save_final(training, stopped_early=stopped_early)
     trackers.close()
-    say(f"train: {recipe.head_dir} holds the head after {total} steps{_summary(training.progress.validation)}")
+    say(f"train: {recipe.head_dir} holds the head {_which(training)}{_summary(training.progress.validation)}")
     return recipe.head_dir
 
 
@@ -121,6 +133,7 @@ def _start(
         progress = checkpoints.read_progress(checkpoint)
         run.require_same_run(progress.identity, identity, where=str(checkpoint))
         run.require_not_past(progress.step, total, str(checkpoint))
+        checkpoints.load_weights(checkpoint, head)
     if accelerator.is_main_process:
         checkpoints.remove_leftovers(recipe.train_dir)
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
@@ -130,7 +143,7 @@ def _start(
     optimizer = torch.optim.AdamW(head.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     model, optimizer = accelerator.prepare(head, optimizer)
     if checkpoint is not None:
-        checkpoints.load(checkpoint, accelerator)
+        checkpoints.load_optimizer(checkpoint, accelerator, model, optimizer)
     # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     return Training(
@@ -197,7 +210,7 @@ def _validate(training: Training, trackers: Trackers) -> None:
     if not documents:
         return
     tally = validate(
-        checkpoints.unwrapped(training.accelerator, training.model),
+        full_state.whole_head(training.accelerator, training.model),
         training.source,
         documents,
         tokens=training.tokens,
@@ -224,19 +237,95 @@ def _summary(validation: dict[str, Any]) -> str:
     )
 
 
-def _save_final(training: Training) -> None:
-    accelerator, recipe = training.accelerator, training.recipe
+def _chooser(training: Training, say: Callable[[str], None]) -> Selection | None:
+    """What compares heads by decoding, with its target in memory; None: the recipe wants none."""
+    recipe, accelerator = training.recipe, training.accelerator
+    chooser = None
+    if selection.interval(recipe.train):
+        say(f"train: loading the target to decode held-out prompts every {selection.interval(recipe.train)} steps")
+        chooser = Selection(recipe, training.source, accelerator)
+    measure = None if chooser is None else chooser.measure
+    reason = selection.resume(recipe.train_dir, training.progress, measure=measure)
+    if reason is not None:
+        say(f"train: {reason}; the best head is chosen anew from here on")
+    if accelerator.is_main_process:
+        selection.remove_others(recipe.train_dir, training.progress)
+    accelerator.wait_for_everyone()
+    return chooser
+
+
+def _decode(training: Training, trackers: Trackers, chooser: Selection) -> None:
+    """Measures the head's tau; keeps its weights where they are the best so far."""
+    progress, recipe, accelerator = training.progress, training.recipe, training.accelerator
+    decoded = chooser.decode(full_state.copied_head(accelerator, training.model))
+    if selection.judge(progress, decoded, measure=chooser.measure):
+        weights = full_state.full_weights(accelerator, training.model)
+        if accelerator.is_main_process:
+            head = checkpoints.unwrapped(accelerator, training.model)
+            selection.save_best(recipe.train_dir, head, progress, weights=weights)
+    trackers.log(
+        {
+            **_place(training),
+            "decoded_tau": decoded.tau,
+            "estimated_tau": progress.validation.get("val_tau"),
+            "decoded_verify_steps": decoded.verify_steps,
+            "decoded_tokens": decoded.tokens,
+            "best_tau": progress.best["tau"],
+            "best_step": progress.best["step"],
+            "decode_seconds": decoded.seconds,
+            "time": time.time(),
+        }
+    )
+    if accelerator.is_main_process:
+        write_tau(recipe.train_dir)
+        best = "the best so far" if progress.best["step"] == progress.step else f"best {progress.best['tau']:.3f}"
+        _say(f"train: step {progress.step}: decoded tau {decoded.tau:.3f} over {chooser.count} prompts ({best})")
+
+
+def _save(training: Training) -> None:
+    recipe, accelerator = training.recipe, training.accelerator
+    checkpoints.save(
+        recipe.train_dir,
+        training.progress,
+        accelerator,
+        training.model,
+        training.optimizer,
+        keep=recipe.train.keep_checkpoints,
+    )
+    if accelerator.is_main_process:
+        selection.remove_others(recipe.train_dir, training.progress)
+
+
+def _keeps_best(training: Training) -> bool:
+    return bool(training.progress.best) and training.recipe.train.keep == "best_tau"
+
+
+def _which(training: Training) -> str:
+    best = training.progress.best
+    if _keeps_best(training):
+        return f"of step {best['step']}, whose decoded tau of {best['tau']:.3f} is the highest of {training.progress.step} steps"
+    return f"after {training.progress.step} steps"
+
+
+def _save_final(training: Training, *, stopped_early: bool) -> None:
+    accelerator, recipe, progress = training.accelerator, training.recipe, training.progress
+    weights = full_state.full_weights(accelerator, training.model)
     if accelerator.is_main_process:
         record = {
             **_place(training),
-            "metrics": training.progress.validation,
+            "head_step": progress.best["step"] if _keeps_best(training) else progress.step,
+            "decoded": progress.best,
+            "stopped_early": stopped_early,
+            "metrics": progress.validation,
             "recipe": as_dict(recipe),
-            "identity": training.progress.identity,
+            "identity": progress.identity,
             "versions": run.versions(),
         }
-        head = checkpoints.unwrapped(accelerator, training.model)
+        head: DraftHead = checkpoints.unwrapped(accelerator, training.model)
+        if _keeps_best(training):
+            weights = load_head(selection.best_folder(recipe.train_dir, progress.best["step"])).state_dict()
         with checkpoints.disk_full_is_an_error(
             "the last checkpoint is whole: make room and run the same command again"
         ):
-            save_head(head, recipe.head_dir, extra=record)
+            save_head(head, recipe.head_dir, extra=record, weights=weights)
     accelerator.wait_for_everyone()

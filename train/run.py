@@ -11,13 +11,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration
 
+from eagle import launch
 from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.documents import Documents
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.launch import check_world
 from eagle.loading import load_config
 from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order
@@ -29,6 +29,8 @@ FREE = {
     *("log_every", "save_every", "keep_checkpoints", "eval_every", "eval_documents", "chain_depth"),
     *("trackers", "project", "workers", "batch_size", "gradient_accumulation", "epochs", "max_steps"),
     *("packing", "max_tokens_per_row"),
+    *("decode_every", "decode_prompts", "decode_count", "decode_tokens", "keep", "patience"),
+    *("warm_start_check", "verify_store"),
 }
 
 
@@ -53,7 +55,9 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
             f"train.workers is {config.workers}, but train.features is online: the target computes features in the training "
             "process itself; set train.workers to 0"
         )
-    check_world(accelerator)
+    launch.check_world(accelerator)
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise EagleError("this launch uses FSDP version 1, which is not supported; set fsdp_version: 2 in accelerate's file")
     if config.clip == "value" and accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         raise EagleError(
             f"train.clip is value, but {accelerator.distributed_type.value} cannot clip gradients by value; "
@@ -66,7 +70,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
 
     Mixed precision stays off in it: the loop has its own autocast, so that one place decides the precision.
     """
-    return Accelerator(
+    return launch.make_accelerator(
         cpu=True if recipe.target.device == "cpu" and torch.cuda.is_available() else None,
         mixed_precision="no",
         gradient_accumulation_steps=recipe.train.gradient_accumulation,
@@ -221,18 +225,23 @@ def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
 
 def finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
-    """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's."""
+    """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's.
+
+    A run that train.patience ended is finished as long as train.patience stays what it was.
+    """
     record = recipe.head_dir / "training.json"
     if not record.is_file():
         return False
     try:
         values = json.loads(record.read_text(encoding="utf-8"))
-        saved, step = values["identity"], values["step"]
+        saved, step, before = values["identity"], values["step"], values["recipe"]["train"]
     except (ValueError, KeyError, TypeError) as error:
         raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
     require_same_run(saved, identity, where=str(recipe.head_dir))
     require_not_past(step, total, str(recipe.head_dir))
-    return bool(step == total)
+    config = recipe.train
+    stopped = bool(values.get("stopped_early")) and before.get("patience") == config.patience
+    return bool(step == total or stopped) and before.get("keep", config.keep) == config.keep
 
 
 def require_not_past(step: int, total: int, where: str) -> None:

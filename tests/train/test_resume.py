@@ -167,7 +167,7 @@ def test_a_changed_recipe_is_refused_with_each_key_and_the_remedy(tmp_path: Path
     values = json.loads(manifest.read_text())
     values["target"]["model"] = "another"
     manifest.write_text(json.dumps(values))
-    with pytest.raises(EagleError, match=r"feature store"):
+    with pytest.raises(EagleError, match=r"features \(their target and data\) was"):
         train(recipe)
 
 
@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     write_tiny_store(tmp_path)
     recipe = tiny_recipe(tmp_path, epochs=2)
     _interrupt_after(7, recipe)
-    broken = recipe.train_dir / "checkpoint-00000006" / "optimizer.bin"
+    broken = recipe.train_dir / "checkpoint-00000006" / "optimizer.safetensors"
     broken.write_bytes(broken.read_bytes()[:100])
     with pytest.raises(EagleError, match=r"checkpoint-00000006 cannot be loaded .*resume from the one before"):
         train(recipe)
