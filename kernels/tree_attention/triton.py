@@ -58,14 +58,19 @@ def _fold(scores, v, acc, peak, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
 def _attend(
     Query, Key, Value, Out, PartOut, PartLse, Lengths, Bits, QueryDepths, ColumnDepths,
     scale_log2, softcap, window, nodes, kv_heads, members, columns, words, offset, splits,
     query_b, query_h, query_n, key_b, key_h, key_s, value_b, value_h, value_s,
-    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """query_b ... value_s: strides in elements. window, softcap: read when WINDOW, SOFTCAP. BC divides 64."""
+    """query_b ... value_s: strides in elements. window, softcap: read when WINDOW, SOFTCAP. BN divides 64."""
     block, split = tl.program_id(0), tl.program_id(2)
     b, kv = tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
     length = tl.load(Lengths + b).to(tl.int32)
@@ -98,40 +103,46 @@ def _attend(
     end = tl.minimum((first + tl.minimum((split + 1) * share, tiles)) * BN, length)
     if split == splits - 1:
         end = length
+    # A tile's addresses: a scalar that moves plus offsets that do not, the same in all three loops.
     n = tl.arange(0, BN)
+    key_tile = n[None, :] * key_s + dim[:, None]
+    value_tile = n[:, None] * value_s + dim[None, :]
+    key_dims, value_dims = (dim < D)[:, None], (dim < D)[None, :]
     whole = start if WINDOW else start + tl.maximum(end - start, 0) // BN * BN
     for at in tl.range(start, whole, BN):
-        slot = at + n
-        k = tl.load(Key + slot[None, :] * key_s + dim[:, None], mask=(dim < D)[:, None], other=0.0)
-        v = tl.load(Value + slot[:, None] * value_s + dim[None, :], mask=(dim < D)[None, :], other=0.0)
+        k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=key_dims, other=0.0)
+        v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=value_dims, other=0.0)
         scores = _scores(q, k, True, scale_log2, softcap, False, SOFTCAP, PRECISION)
         acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
-    for at in tl.range(whole, end, BN):
-        slot = at + n
-        there = slot < end
-        k = tl.load(Key + slot[None, :] * key_s + dim[:, None], mask=there[None, :] & (dim < D)[:, None], other=0.0)
-        v = tl.load(Value + slot[:, None] * value_s + dim[None, :], mask=there[:, None] & (dim < D)[None, :], other=0.0)
-        seen = there[None, :] & (slot[None, :] > oldest[:, None]) if WINDOW else there[None, :]
+    MASKED_STAGES: tl.constexpr = None if WINDOW else 1  # without a window there is one masked tile at most
+    for at in tl.range(whole, end, BN, num_stages=MASKED_STAGES):
+        there = at + n < end
+        k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=there[None, :] & key_dims, other=0.0)
+        v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=there[:, None] & value_dims, other=0.0)
+        seen = there[None, :]
+        if WINDOW:
+            seen = seen & ((at + n)[None, :] > oldest[:, None])
         scores = _scores(q, k, seen, scale_log2, softcap, True, SOFTCAP, PRECISION)
         acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
 
     if split == splits - 1:
         # Ancestors come before their descendants: these nodes see no column behind their last one.
         last = tl.minimum((tl.minimum(block * BM + BM, nodes * members) - 1) // members + offset + 1, columns)
-        j = tl.arange(0, BC)
-        for at in tl.range(0, last, BC):
-            column = at + j
-            word = tl.load(Bits + (row_b * nodes + node) * words + at // 64, mask=real, other=0)
-            seen = (((word[:, None] >> (column % 64).to(tl.int64)[None, :]) & 1) != 0) & (column < columns)[None, :]
+        Key += length.to(tl.int64) * key_s
+        Value += length.to(tl.int64) * value_s
+        for at in tl.range(0, last, BN, num_stages=1):
+            column = at + n
+            word = tl.load(Bits + (row_b * nodes + node) * words + at // 64, mask=real, other=0) >> (at % 64)
+            # Bits are tested in 32-bit halves: half the registers.
+            half = tl.where((n < 32)[None, :], word.to(tl.int32)[:, None], (word >> 32).to(tl.int32)[:, None])
+            seen = ((half >> (n % 32)[None, :]) & 1) != 0
             if WINDOW:
                 place = tl.load(ColumnDepths + row_b * columns + column, mask=column < columns, other=0).to(tl.int32)
                 seen = seen & ((length + place)[None, :] > oldest[:, None])
-            used = tl.max(seen.to(tl.int32), 0) != 0  # a column that nobody sees may never have been written
-            slot = length + column
-            k = tl.load(Key + slot[None, :] * key_s + dim[:, None], mask=used[None, :] & (dim < D)[:, None], other=0.0)
-            v = tl.load(
-                Value + slot[:, None] * value_s + dim[None, :], mask=used[:, None] & (dim < D)[None, :], other=0.0
-            )
+            # A column that nobody sees may never have been written.
+            used = ((tl.reduce(word, 0, _either) >> n.to(tl.int64)) & 1) != 0
+            k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=used[None, :] & key_dims, other=0.0)
+            v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=used[:, None] & value_dims, other=0.0)
             scores = _scores(q, k, seen, scale_log2, softcap, True, SOFTCAP, PRECISION)
             acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
 
@@ -184,9 +195,7 @@ class Tiling:
     rows: int
     """BM: packed query rows of a program."""
     slots: int
-    """BN: cache slots of a prefix tile."""
-    columns: int
-    """BC: tree columns of a tile; divides 64."""
+    """BN: cache slots of a tile; divides 64."""
     num_warps: int
     num_stages: int
 
@@ -200,7 +209,7 @@ def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
     largest = 16 if single and wide else 32 if single else 64 if wide else 128
     rows = min(largest, max(16, triton.next_power_of_2(packed_rows)))
     slots = 32 if wide or single else 64
-    return Tiling(rows=rows, slots=slots, columns=32, num_warps=8 if rows == 128 else 4, num_stages=2)
+    return Tiling(rows=rows, slots=slots, num_warps=8 if rows == 128 else 4, num_stages=2)
 
 
 def splits_for(*, programs: int, packed_rows: int, slots: int, processors: int) -> int:
@@ -253,7 +262,7 @@ def launch(
         scaling * LOG2_E, softcap or 0.0, window or 0,
         nodes, kv_heads, heads // kv_heads, columns, ancestors_BNW.shape[2], offset, splits,
         *query_BhNd.stride()[:3], *key_BkSd.stride()[:3], *value_BkSd.stride()[:3],
-        D=head_dim, DP=padded, BM=tile.rows, BN=tile.slots, BC=tile.columns,
+        D=head_dim, DP=padded, BM=tile.rows, BN=tile.slots,
         WINDOW=window is not None, SOFTCAP=softcap is not None, PRECISION=precision(query_BhNd.dtype),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -301,7 +310,7 @@ def variants() -> Iterator[Variant]:
                     **dict.fromkeys((_INTEGERS + " " + _STRIDES).split(), "i32"),
                 },
                 constants={
-                    "D": head_dim, "DP": padded, "BM": tile.rows, "BN": tile.slots, "BC": tile.columns,
+                    "D": head_dim, "DP": padded, "BM": tile.rows, "BN": tile.slots,
                     "WINDOW": window, "SOFTCAP": softcap, "PRECISION": precision(dtype),
                 },
                 divisible=frozenset([*pointers, *_STRIDES.split()]),
