@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
-from eagle.heads import DraftHead, DraftHeadConfig, EagleHead, EagleHeadConfig
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.vocab import DraftVocabulary
 
 _IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq")
@@ -35,8 +35,8 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> DraftHead:
-    """Reads a head of either version. `embed_tokens.weight`, when the file carries it, is left on `head.embed_tokens_VH` for the check
-    against the target (`check_fits`); it is not a parameter.
+    """Reads a head of either version. `embed_tokens.weight`, when the file carries it, is left on `head.embed_tokens_VH`
+    for the check against the target (`check_fits`); it is not a parameter.
 
     Raises EagleError: no such head, a damaged file, keys missing or stray (each named), shapes that disagree with config.
     """
@@ -175,14 +175,15 @@ def _read_values(folder: Path) -> dict[str, Any]:
 def _blank_head(values: dict[str, Any], state: dict[str, torch.Tensor], file: Path) -> DraftHead:
     """A head of the version and shape that config.json's values and the tensors tell, its weights not yet loaded."""
     kind = values.get("model_type")
-    is_eagle3 = kind == Eagle3HeadConfig.model_type or any(key.startswith("midlayer.") for key in state)
-    layer = "midlayer" if is_eagle3 else "layers.0"
+    is_eagle3 = kind == Eagle3HeadConfig.model_type
     if kind not in (EagleHeadConfig.model_type, Eagle3HeadConfig.model_type):  # the reference's Llama config
+        is_eagle3 = any(key.startswith("midlayer.") for key in state)
         # The reference rotates with theta 10000 when its config names none, whatever the target does.
         values.setdefault("rope_theta", 10000.0)
     for key in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "bias"):
         values.pop(key, None)
     values["tie_word_embeddings"] = False
+    layer = "midlayer" if is_eagle3 else "layers.0"
     values["attention_bias"] = f"{layer}.self_attn.q_proj.bias" in state
     values["mlp_bias"] = f"{layer}.mlp.gate_proj.bias" in state
     if is_eagle3:

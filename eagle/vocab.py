@@ -1,8 +1,8 @@
 """The reduced draft vocabulary: the few thousand most frequent tokens, so that drafting's LM head costs Vd, not V.
 
-V target vocabulary, D (Vd) draft vocabulary, X any leading shape. Draft id i is the i-th of the chosen target ids, in
-ascending order. Files keep it as published heads do: `d2t` int64 [D] holds OFFSETS, target_id = draft_id + d2t[draft_id];
-`t2d` bool [V] says which target ids have a draft id.
+V target vocabulary, D (Vd) draft vocabulary, X any leading shape. Draft id i is the i-th of the chosen target ids (ascending
+where this project chooses them). Files keep it as published heads do: `d2t` int64 [D] holds OFFSETS, target_id =
+draft_id + d2t[draft_id]; `t2d` bool [V] says which target ids have a draft id.
 """
 
 import math
@@ -20,7 +20,7 @@ class DraftVocabulary:
     """A subset of the target's tokens."""
 
     target_ids_D: torch.Tensor
-    """int64 [D] on the CPU, strictly increasing."""
+    """int64 [D] on the CPU, each id once."""
     target_size: int
     """V."""
     coverage: float = 1.0
@@ -80,11 +80,13 @@ class DraftVocabulary:
         if draft_size == 0 or int(ids_D.min()) < 0 or int(ids_D.max()) >= target_size:
             span = f"{int(ids_D.min())} .. {int(ids_D.max())}" if draft_size else "none"
             raise broken(f"d2t leads to the target ids {span}, expected 0 .. {target_size - 1}")
-        if not bool((ids_D[1:] > ids_D[:-1]).all()):
-            first = int((ids_D[1:] <= ids_D[:-1]).nonzero()[0]) + 1
+        sorted_D, order_D = ids_D.sort(stable=True)
+        repeats = (sorted_D[1:] == sorted_D[:-1]).nonzero().flatten()
+        if len(repeats):
+            first, second = order_D[repeats[0]], order_D[repeats[0] + 1]
             raise broken(
-                f"target ids must increase strictly, but d2t gives draft ids {first - 1} and {first} the target ids "
-                f"{int(ids_D[first - 1])} and {int(ids_D[first])} (are its entries ids instead of offsets?)"
+                f"d2t repeats target ids ({len(repeats)} times): draft ids {int(first)} and {int(second)} both stand for "
+                f"{int(ids_D[first])} (are its entries ids instead of offsets?)"
             )
         vocabulary = cls(target_ids_D=ids_D, target_size=target_size, coverage=coverage)
         differing = (vocabulary.t2d != t2d_V.cpu()).nonzero().flatten()

@@ -85,7 +85,7 @@ def _spoilt(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     ("name", "message"),
     [
         ("ids instead of offsets", "offsets"),
-        ("a repeated token", "strictly"),
+        ("a repeated token", "draft ids 0 and 1 both stand for 2"),
         ("out of range", r"2 \.\. 10"),
         ("never filled", "all zeros"),
         ("of different subsets", "disagree"),
