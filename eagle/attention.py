@@ -24,7 +24,8 @@ class TreeStep:
     """One forward over N nodes per row behind prefixes of lengths_B: a tree, or (ancestors None) a causal chunk.
 
     lengths_B: int64 [B], CPU. depths_BN: int64 [B, N]. ancestors_BNW: int64 bits over the tree's columns, of which
-    `offset` were written by earlier steps (column_depths_BC tells the depths of all of them).
+    `offset` were written by earlier steps (column_depths_BC tells the depths of all of them). slots: how many of the
+    cache's the nodes may see, default: up to the last one in use.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class TreeStep:
         ancestors_BNW: torch.Tensor | None,
         column_depths_BC: torch.Tensor | None = None,
         offset: int = 0,
+        slots: int | None = None,
     ):
         self.lengths_B, self.depths_BN, self.ancestors_BNW, self.offset = lengths_B, depths_BN, ancestors_BNW, offset
         self.column_depths_BC = depths_BN if column_depths_BC is None else column_depths_BC
-        self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1]
+        self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1] if slots is None else slots
         self.layers_served = 0
         self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
 
@@ -46,6 +48,12 @@ class TreeStep:
     def starts_empty(self) -> bool:
         """A causal chunk with nothing before it: plain causal attention, no mask."""
         return self.ancestors_BNW is None and not bool(self.lengths_B.any())
+
+    @property
+    def sees_every_slot(self) -> bool:
+        """Single nodes of rows of one length: no mask, unless for a window."""
+        one = self.depths_BN.shape[1] == 1 and self.offset == 0
+        return one and bool((self.lengths_B == self.lengths_B[0]).all())
 
     def bias(self, *, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """The additive mask for layers with this window, built once per step. None: every slot is seen."""
@@ -58,7 +66,7 @@ class TreeStep:
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         rows, nodes = self.depths_BN.shape
-        if nodes == 1 and self.offset == 0 and window is None and bool((self.lengths_B == self.lengths_B[0]).all()):
+        if window is None and self.sees_every_slot:
             return None
         device = like.device
         ancestors_BNW = self.ancestors_BNW
