@@ -7,8 +7,8 @@ one node. Search (num_beams > 1) is in eagle/beam.py.
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +195,10 @@ class SpeculativeDecoder:
         batch = _Batch(rows=rows, cache=cache, device=self.target.device)
         with batch.clock("prefill_ms"):
             states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
-            last_B = [
-                _View(self.target, row, states.features_BNH[b, len(row.tokens) - 1 :]) for b, row in enumerate(rows)
-            ]
-            tokens_B = [view.choose(0, []) for view in last_B]
+            roots = DraftTree.roots(torch.tensor([row.tokens[-1] for row in rows]))
+            last_B = [states.features_BNH[b, len(row.tokens) - 1 :] for b, row in enumerate(rows)]
+            views = [_View(self.target, roots, b, row, last_B[b]) for b, row in enumerate(rows)]
+            tokens_B = [view.choose(0, []) for view in views]
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
@@ -218,10 +218,11 @@ class SpeculativeDecoder:
             states = self.target.tree_forward(
                 tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache, self._aux_layers
             )
-            walks = [
-                self.rule.walk(tree, b, _View(self.target, row, states.features_BNH[b]))
-                for b, row in enumerate(batch.rows)
-            ]
+        views = [
+            _View(self.target, tree, b, row, states.features_BNH[b], clock=lambda: batch.clock("verify_ms"))
+            for b, row in enumerate(batch.rows)
+        ]
+        walks = [self.rule.walk(tree, b, view) for b, view in enumerate(views)]
         path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
         counts_B = torch.tensor([len(walk.path) for walk in walks])
         batch.cache.commit(path_BK, counts_B)
@@ -274,14 +275,38 @@ class SpeculativeDecoder:
 
 
 class _View:
-    """The target at one row's nodes: the LM head runs on the nodes that are asked for, and on no other."""
+    """The target at one row's nodes.
 
-    def __init__(self, target: Target, row: Row, features_NH: torch.Tensor):
-        self.target, self.row, self.features_NH = target, row, features_NH
+    The LM head runs where the walk asks for it, and on the likeliest nodes below as long as those are (nearly) free: its
+    weights, the largest matrix of a small target, are then read once for several steps of the walk.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tree: DraftTree,
+        b: int,
+        row: Row,
+        features_NH: torch.Tensor,
+        *,
+        clock: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self.target, self.tree, self.b, self.row, self.features_NH, self.clock = (
+            target,
+            tree,
+            b,
+            row,
+            features_NH,
+            clock,
+        )
+        self._logits: dict[int, torch.Tensor] = {}
 
     def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
-        logits_V = self.target.logits(self.features_NH[node])
-        processed_V = self.row.sampler.processed(logits_V, self.row.tokens, accepted)
+        if node not in self._logits:
+            nodes = self.tree.likeliest_below(self.b, node, self.target.tokens.free_rows)
+            with self.clock():
+                self._logits |= zip(nodes, self.target.logits(self.features_NH[nodes]))
+        processed_V = self.row.sampler.processed(self._logits[node], self.row.tokens, accepted)
         self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
         return processed_V
 

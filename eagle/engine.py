@@ -27,11 +27,11 @@ M = TypeVar("M", bound=nn.Module)
 class PackedLinear(nn.Module):
     """nn.Linear with a second copy of its weight in oneDNN's blocked layout. float32 on a CPU, inference only."""
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias  # shared, for the few-rows path
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), BLOCK_ROWS)
+        self.weight, self.bias = weight, bias  # shared, for the few-rows path
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BLOCK_ROWS)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
@@ -46,16 +46,21 @@ def packed_copy(module: M) -> M:
 
     Raises EagleError where packing does not exist (no oneDNN, not float32, not on a CPU).
     """
-    reason = why_not_packed(module)
-    if reason:
-        raise EagleError(f'engine "compiled" is not possible here: {reason}; use engine "eager"')
+    require_packable(module)
     shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     copied: M = copy.deepcopy(module, shared)
     for parent in list(copied.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
     return copied
+
+
+def require_packable(module: nn.Module) -> None:
+    """Raises EagleError, with the reason, where `module` cannot be packed."""
+    reason = why_not_packed(module)
+    if reason:
+        raise EagleError(f'engine "compiled" is not possible here: {reason}; use engine "eager"')
 
 
 def why_not_packed(module: nn.Module) -> str | None:

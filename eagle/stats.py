@@ -55,7 +55,7 @@ class DecodeStats:
     draft_ms: float = 0.0
     """Proposing trees and feeding committed features to the head."""
     verify_ms: float = 0.0
-    """Target forwards over the trees, with the LM head."""
+    """Target forwards over the trees and the LM head on their nodes."""
     total_ms: float = 0.0
     """Wall time of the whole generation."""
     finish_reason: str = ""
@@ -95,7 +95,7 @@ class DecodeStats:
 
     @property
     def host_ms(self) -> float:
-        """What is neither prefill, draft nor verify: walking, committing, bookkeeping, streaming."""
+        """What is neither prefill, draft nor verify: sampling, walking, committing, bookkeeping, streaming."""
         return self.total_ms - self.prefill_ms - self.draft_ms - self.verify_ms
 
     @property

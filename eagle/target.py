@@ -9,6 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from eagle.attention import TreeStep, tree_attention
 from eagle.cache import TreeCache
 from eagle.config import TargetConfig
+from eagle.cuda_graph import Capture
 from eagle.engine import Engine, packed_copy
 from eagle.errors import EagleError
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
 from eagle.probe import check_architecture, check_forward
+from eagle.static_cache import StaticCache
+from eagle.static_forward import StaticForward, check_capturable
 from eagle.token_layers import TokenLayers
 
 PREFILL_CHUNK = 1024
@@ -58,9 +62,11 @@ class Target:
         self.name = name or model.config.name_or_path or type(model).__name__
         self.decoder: nn.Module = model.get_decoder()
         self._engine = self.decoder  # what tree forwards and prefills run on
+        self.engine: Engine = "eager"
+        self.static: StaticForward | None = None  # of the engine "cudagraph"
         self.config: PreTrainedConfig = self.decoder.config
         check_architecture(model, self.config, self.name)
-        self.tokens = TokenLayers.of_model(model, self.config)
+        self.tokens = self._plain_tokens = TokenLayers.of_model(model, self.config)
         self._cache_keyword = _cache_keyword(self.decoder)
         self._layers = self._engine_layers = _decoder_layers(self.decoder, self.num_layers)
         if probe:
@@ -80,13 +86,28 @@ class Target:
             return cls(model, tokenizer)
         return cls.from_config(TargetConfig(model=str(model), **config))
 
-    def use_engine(self, engine: Engine) -> None:
-        """Runs prefills and tree forwards with this engine (eagle/engine.py). `features` keeps to the model itself."""
-        if engine == "eager":
-            self._engine = self.decoder
-        elif self._engine is self.decoder:
-            self._engine = packed_copy(self.decoder)
+    def use_engine(self, engine: Engine, *, capture: Capture = "cuda") -> None:
+        """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
+
+        capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
+        Raises EagleError, with the reason, where the engine cannot be had.
+        """
+        if engine == self.engine:
+            return
+        static, packed = None, engine == "compiled"
+        if engine == "cudagraph":
+            static = StaticForward(layers=self.num_layers, device=self.device, capture=capture)
+            check_capturable(
+                self.decoder,
+                lambda copied: partial(self._run, copied),
+                name=self.name,
+                layers=self.num_layers,
+                device=self.device,
+            )
+        self._engine = packed_copy(self.decoder) if packed else self.decoder
+        self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
         self._engine_layers = _decoder_layers(self._engine, self.num_layers)
+        self.engine, self.static = engine, static
 
     @property
     def hidden_size(self) -> int:
@@ -154,6 +175,8 @@ class Target:
 
     def new_cache(self, *, rows: int, capacity: int) -> TreeCache:
         """An empty cache for `rows` sequences of up to `capacity` tokens and tree nodes."""
+        if self.static is not None:
+            return self.static.new_cache(rows=rows, capacity=capacity)
         return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity)
 
     @torch.inference_mode()
@@ -198,25 +221,43 @@ class Target:
         self, tokens_BN: torch.Tensor, step: TreeStep, cache: TreeCache, aux_layers: Sequence[int] = ()
     ) -> TargetStates:
         """States of any step's nodes (a tree, some levels of one, a causal chunk); commits nothing."""
+        if self.static is not None and self.static.takes(step):
+            assert isinstance(cache, StaticCache), "the cache was made before use_engine"
+            forward = partial(self._run, self._engine, aux_layers=aux_layers)
+            return TargetStates(*self.static.run(forward, tokens_BN, step, cache, variant=tuple(aux_layers)))
         cache.reserve(step.offset + tokens_BN.shape[1])
-        positions_BN = step.lengths_B[:, None] + step.depths_BN
+        positions_BN = (step.lengths_B[:, None] + step.depths_BN).to(self.device)
+        with cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
+            return TargetStates(
+                *self._run(self._engine, tokens_BN.to(self.device), positions_BN, step, cache, aux_layers=aux_layers)
+            )
+
+    def _run(
+        self,
+        decoder: nn.Module,
+        tokens_BN: torch.Tensor,
+        positions_BN: torch.Tensor,
+        step: TreeStep,
+        cache: TreeCache,
+        features_BNH: torch.Tensor | None = None,
+        *,
+        aux_layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """TargetStates' tensors; `decoder` is the model, packed or not. A static_forward.Forward but for the first argument."""
         with (
-            tree_attention(self._engine.config, step),
-            cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset)),
+            tree_attention(decoder.config, step),
             self._recording(self._engine_layers, aux_layers) as recorded,
         ):
-            out = self._engine(
-                input_ids=tokens_BN.to(self.device),
-                position_ids=positions_BN.to(self.device),
-                use_cache=True,
-                **{self._cache_keyword: cache},
+            out = decoder(
+                input_ids=tokens_BN, position_ids=positions_BN, use_cache=True, **{self._cache_keyword: cache}
             )
         if step.layers_served != self.num_layers:
             raise EagleError(
                 f"target {self.name}: {step.layers_served} of {self.num_layers} layers went through transformers' attention "
                 "interface; the others cannot be verified as a tree, so this target is not supported"
             )
-        return self._states(out.last_hidden_state, recorded, aux_layers)
+        states = self._states(out.last_hidden_state, recorded, aux_layers)
+        return (states.features_BNH,) if states.aux_BNA is None else (states.features_BNH, states.aux_BNA)
 
     def _states(
         self, features_BNH: torch.Tensor, recorded: dict[int, torch.Tensor], aux_layers: Sequence[int]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from eagle.engine import FEW_ROWS, PackedLinear, require_packable
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
 
@@ -38,6 +39,32 @@ class TokenLayers(nn.Module):
         self.lm_head_VH = self.embedding_VH if lm_head_VH is embedding_VH else _frozen(lm_head_VH)
         self.lm_head_bias_V = None if lm_head_bias_V is None else _frozen(lm_head_bias_V)
         self.embedding_scale, self.logit_scale, self.logit_softcap = embedding_scale, logit_scale, logit_softcap
+        self._packed: PackedLinear | None = None
+
+    @property
+    def free_rows(self) -> int:
+        """Positions whose logits cost hardly more than those of one: the LM head's weights are read once for all of them."""
+        return 8 if self._packed is not None else FEW_ROWS - 1
+
+    def packed(self) -> "TokenLayers":
+        """The same layers, sharing the weights, with an LM head that is fast for several rows (engine "compiled").
+
+        Raises EagleError where packing does not exist (see eagle/engine.py).
+        """
+        require_packable(self)
+        layers = self._with_head(self.lm_head_VH, self.lm_head_bias_V)
+        layers._packed = PackedLinear(layers.lm_head_VH, layers.lm_head_bias_V)
+        return layers
+
+    def _with_head(self, lm_head_VH: torch.Tensor, bias_V: torch.Tensor | None) -> "TokenLayers":
+        return TokenLayers(
+            embedding_VH=self.embedding_VH,
+            lm_head_VH=lm_head_VH,
+            lm_head_bias_V=bias_V,
+            embedding_scale=self.embedding_scale,
+            logit_scale=self.logit_scale,
+            logit_softcap=self.logit_softcap,
+        )
 
     @classmethod
     def of_model(cls, model: PreTrainedModel, config: PreTrainedConfig) -> "TokenLayers":
@@ -79,7 +106,10 @@ class TokenLayers(nn.Module):
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., V], in the weights' dtype."""
         features = features.to(device=self.lm_head_VH.device, dtype=self.lm_head_VH.dtype)
-        logits = nn.functional.linear(features, self.lm_head_VH, self.lm_head_bias_V)
+        if self._packed is not None:
+            logits = self._packed(features)
+        else:
+            logits = nn.functional.linear(features, self.lm_head_VH, self.lm_head_bias_V)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         if self.logit_softcap is not None:
@@ -88,14 +118,9 @@ class TokenLayers(nn.Module):
 
     def restricted(self, ids_D: torch.Tensor) -> "TokenLayers":
         """The same embedding, and an LM head for the tokens ids_D (int64 [D]) alone: logits become [..., D]. Copies D rows."""
-        return TokenLayers(
-            embedding_VH=self.embedding_VH,
-            lm_head_VH=self.lm_head_VH[ids_D].contiguous(),
-            lm_head_bias_V=None if self.lm_head_bias_V is None else self.lm_head_bias_V[ids_D].contiguous(),
-            embedding_scale=self.embedding_scale,
-            logit_scale=self.logit_scale,
-            logit_softcap=self.logit_softcap,
-        )
+        bias_D = None if self.lm_head_bias_V is None else self.lm_head_bias_V[ids_D].contiguous()
+        layers = self._with_head(self.lm_head_VH[ids_D].contiguous(), bias_D)
+        return layers.packed() if self._packed is not None else layers
 
     def save(self, directory: str | Path) -> None:
         """Writes token_layers.safetensors and token_layers.json into `directory`, atomically."""

@@ -21,7 +21,7 @@ def test_a_packed_layer_computes_what_the_plain_one_does(rows: int, bias: bool) 
     torch.manual_seed(0)
     linear = nn.Linear(48, 80, bias=bias).requires_grad_(False)
     inputs = torch.randn(2, rows, 48)
-    torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(inputs), linear(inputs), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -35,6 +35,29 @@ def test_text_is_the_same_under_both_engines(family: str) -> None:
     assert torch.equal(decoder.plain().generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert torch.equal(decoder.generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite"])
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_a_packed_lm_head_gives_the_same_logits_whole_and_restricted(family: str, rows: int) -> None:
+    tokens = Target(tiny_model(family)).tokens
+    packed = tokens.packed()
+    features = torch.randn(rows, tokens.hidden_size, generator=torch.Generator().manual_seed(rows))
+    ids_D = torch.tensor([250, 3, 17, 42, 5])
+    torch.testing.assert_close(packed.logits(features), tokens.logits(features), rtol=1e-5, atol=1e-5)
+    expected = tokens.logits(features)[:, ids_D]
+    torch.testing.assert_close(packed.restricted(ids_D).logits(features), expected, rtol=1e-5, atol=1e-5)
+    assert packed.lm_head_VH.data_ptr() == tokens.lm_head_VH.data_ptr()
+    assert packed.free_rows > tokens.free_rows, "the walk may ask for more nodes at once"
+
+
+def test_going_back_to_the_eager_engine_goes_back_to_the_plain_lm_head() -> None:
+    target = Target(tiny_model())
+    plain = target.tokens
+    target.use_engine("compiled")
+    assert target.tokens is not plain
+    target.use_engine("eager")
+    assert target.tokens is plain
 
 
 def test_the_copy_shares_its_weights() -> None:

@@ -308,7 +308,9 @@ def _view(target: Target, row: Any) -> Any:
 
     with torch.inference_mode():
         features_NH = target.features(IDS)[0][0]
-    return _View(target, row, features_NH)
+    nodes = features_NH.shape[0]
+    chain = DraftTree.from_parents(torch.zeros(1, nodes, dtype=torch.int64), torch.arange(-1, nodes - 1)[None])
+    return _View(target, chain, 0, row, features_NH)
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "top_k", "typical"])
