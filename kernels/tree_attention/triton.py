@@ -80,27 +80,29 @@ def _attend(
     node, head = m // members, kv * members + m % members
     real = m < nodes * members
     dim = tl.arange(0, DP)
-    Query += row_b * query_b + head[:, None] * query_h + node[:, None] * query_n + dim[None, :]
-    q = tl.load(Query, mask=real[:, None] & (dim < D)[None, :], other=0.0)
+    query_tile = head[:, None] * query_h + node[:, None] * query_n + dim[None, :]
+    q = tl.load(Query + row_b * query_b + query_tile, mask=real[:, None] & (dim < D)[None, :], other=0.0)
     Key += row_b * key_b + kv.to(tl.int64) * key_h
     Value += row_b * value_b + kv.to(tl.int64) * value_h
     if WINDOW:  # a key is seen when its position > the query's - window
         depth = tl.load(QueryDepths + row_b * nodes + node, mask=real, other=0x3FFFFFF).to(tl.int32)
         oldest = length + depth - window
-        first = tl.maximum(tl.min(oldest, 0) + 1, 0) // BN  # the first tile in which any of these nodes sees a key
+        skipped = (
+            tl.maximum(tl.min(oldest, 0) + 1, 0) // BN
+        )  # before the first tile in which any of these nodes sees a key
     else:
         oldest = tl.zeros([BM], tl.int32)
-        first = 0
+        skipped = 0
 
     acc = tl.zeros([BM, DP], tl.float32)
     peak = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
 
     # Prefix tiles and tree tiles in equal shares; the tree's all go to the last split.
-    tiles = tl.maximum(tl.cdiv(length, BN) - first, 0)
+    tiles = tl.maximum(tl.cdiv(length, BN) - skipped, 0)
     share = tl.cdiv(tiles + tl.cdiv(columns, BN), splits)
-    start = (first + tl.minimum(split * share, tiles)) * BN
-    end = tl.minimum((first + tl.minimum((split + 1) * share, tiles)) * BN, length)
+    start = (skipped + tl.minimum(split * share, tiles)) * BN
+    end = tl.minimum((skipped + tl.minimum((split + 1) * share, tiles)) * BN, length)
     if split == splits - 1:
         end = length
     # A tile's addresses: a scalar that moves plus offsets that do not, the same in all three loops.
@@ -142,24 +144,25 @@ def _attend(
             # A column that nobody sees may never have been written.
             used = ((tl.reduce(word, 0, _either) >> n.to(tl.int64)) & 1) != 0
             k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=used[None, :] & key_dims, other=0.0)
-            v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=used[:, None] & value_dims, other=0.0)
+            v = tl.load(
+                Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=used[:, None] & value_dims, other=0.0
+            )
             scores = _scores(q, k, seen, scale_log2, softcap, True, SOFTCAP, PRECISION)
             acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
 
     some = total > 0.0
     acc = acc / tl.where(some, total, 1.0)[:, None]
-    row = (row_b * nodes + node) * (kv_heads * members) + head  # [B, N, h]
+    rows = nodes * kv_heads * members  # of one row's output [N, h, D]
+    row = node * (kv_heads * members) + head
+    out_tile = row[:, None] * D + dim[None, :]
     if splits == 1:
-        tl.store(
-            Out + row[:, None] * D + dim[None, :],
-            acc.to(Out.dtype.element_ty),
-            mask=real[:, None] & (dim < D)[None, :],
-        )
+        out_mask = real[:, None] & value_dims
+        tl.store(Out + row_b * rows * D + out_tile, acc.to(Out.dtype.element_ty), mask=out_mask)
     else:
-        row += (tl.num_programs(1) // kv_heads).to(tl.int64) * nodes * kv_heads * members * split
+        first = (split.to(tl.int64) * (tl.num_programs(1) // kv_heads) + b) * rows
         lse = tl.where(some, peak + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
-        tl.store(PartLse + row, lse, mask=real)
-        tl.store(PartOut + row[:, None] * D + dim[None, :], acc, mask=(real & some)[:, None] & (dim < D)[None, :])
+        tl.store(PartLse + first + row, lse, mask=real)
+        tl.store(PartOut + first * D + out_tile, acc, mask=(real & some)[:, None] & value_dims)
 
 
 @triton.jit
