@@ -24,6 +24,8 @@ def run(recipe: Recipe, explain: Callable[[str], None] | None = None) -> dict[st
         ("train", train),
         ("eval", evaluate),
     ]
+    if recipe.train.features == "online":
+        del stages[1]  # the target computes them while the head trains
     result: dict[str, Any] = {}
     for number, (name, stage) in enumerate(stages, start=1):
         console.rule(f"{number} of {len(stages)}: {name}", align="left", style="dim")
