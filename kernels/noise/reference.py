@@ -2,7 +2,7 @@
 
 Philox 4x32-10 (Salmon et al. 2011). Key: the row's 64-bit seed. Counter: (token // 4, position, stream, cycle); the four
 words of one call belong to tokens 4c .. 4c+3. This is Triton's `tl.philox(seed, c0, c1, c2, c3)`, and for stream 0 its
-`tl.rand4x(seed, position << 32 | token // 4)`, and noise/triton.py draws the same bits in kernels.
+`tl.rand4x(seed, position << 32 | token // 4)`, and noise/device.py draws the same bits in kernels.
 Streams keep coupling noise, acceptance coins, draft sampling and final draws apart.
 """
 

@@ -1,0 +1,416 @@
+"""Sampling in Triton: temperature, top-k, top-p, min-p and the Gumbel argmax, without a sort and without an [R, V] result.
+
+R rows, V vocabulary, S splits of a row (SPLIT tokens each), C the most candidates that a row keeps in scratch memory.
+
+One program per row would leave most of a GPU idle (60 rows of 128k tokens), so rows are split and joined by passes:
+  _peaks   (R, S)  the best logit of each split.
+  _survey  (R, S)  only where rows filter, or the distribution is to be described: how many tokens, and how much mass, lie
+                   above each of 16 fixed pivot scores. The lowest pivot that surely holds all kept tokens is the row's cut.
+  _race    (R, S)  without filters: the best score + noise of each split. With: the tokens above the cut become candidates.
+  _finish  (R)     the best of the splits' bests; or the exact thresholds and the best kept candidate.
+More than C tokens above the cut (a flat distribution): _finish goes through the whole row instead; slower, the same result.
+
+Scores are <= 0, so the bits of a score without its sign, as an integer, are the larger the worse the score: its `key`. Both
+top-k and top-p ask for the largest key with less than a given weight strictly better than it: 31 halvings find it exactly.
+Masses are integers, exp(score) * 2^40, whose sums know no order: the same for every split, and from run to run.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+
+from eagle.kernels.noise.device import scattered_gumbel, token_gumbel
+from eagle.kernels.sample.reference import Choice
+from eagle.kernels.sample.settings import RowSettings
+from eagle.kernels.variants import TYPES, Variant
+
+SPLIT, CANDIDATES, PIVOTS = 4096, 4096, 16
+SURVEY_PIECE, RACE_PIECE, ROW_PIECE = 256, 1024, 1024  # tokens that a program works on at a time
+_PIVOTS = tl.constexpr(PIVOTS)
+_FINITE = tl.constexpr(0x7F7FFFFF)  # the key of the worst finite score
+_MASS = tl.constexpr(2.0**40)
+# The noise lies between -3.14 and 22.88, and the best token's score is 0: what is below this cannot win.
+_HOPELESS = tl.constexpr(-26.1)
+
+
+@triton.jit
+def _load_scores(Row, at, vocab_size, peak, temperature):
+    """Scores of the tokens `at`, -inf behind the last."""
+    logits = tl.load(Row + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+    return tl.div_rn(logits - peak, temperature)
+
+
+@triton.jit
+def _keys(scores):
+    return scores.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _mass(scores):
+    return (tl.exp(scores) * _MASS).to(tl.int64)
+
+
+@triton.jit
+def _pivot_keys(i):
+    """Ever wider steps down to a score of about -43; the last pivot holds every token that can be drawn."""
+    step = (i + 1).to(tl.float32)
+    pivots = step + step * step * step * 0.0078125
+    return tl.where(i == _PIVOTS - 1, _FINITE, pivots.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _row_peak(Peaks, row, splits, SPLITS: tl.constexpr):
+    s = tl.arange(0, SPLITS)
+    return tl.max(tl.load(Peaks + row * splits + s, mask=s < splits, other=float("-inf")), 0)
+
+
+@triton.jit
+def _filters(TopK, TopP, LogMinP, Joint, b, vocab_size):
+    """(k, p, key of the lowest score that min-p keeps, joint, any); k: vocab_size when off."""
+    k = tl.load(TopK + b)
+    k = tl.where((k > 0) & (k < vocab_size), k, vocab_size)
+    p = tl.load(TopP + b)
+    lowest = tl.minimum(_keys(tl.load(LogMinP + b)), _FINITE)
+    joint = tl.load(Joint + b) != 0
+    return k, p, lowest, joint, (k < vocab_size) | (p < 1.0) | (lowest < _FINITE)
+
+
+@triton.jit
+def _cut(Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, SPLITS: tl.constexpr):
+    """(pivot, its key, tokens up to it, mass of all tokens): every token that the filters keep is up to that pivot."""
+    i, s = tl.arange(0, _PIVOTS), tl.arange(0, SPLITS)
+    at = (row * splits + s)[:, None] * _PIVOTS + i[None, :]
+    counts = tl.sum(tl.load(Counts + at, mask=(s < splits)[:, None], other=0), 0)
+    masses = tl.sum(tl.load(Masses + at, mask=(s < splits)[:, None], other=0.0), 0)
+    total = tl.sum(tl.load(Totals + row * splits + s, mask=s < splits, other=0), 0)
+    last = i == _PIVOTS - 1
+    goal = p * (total.to(tl.float32) / _MASS) * 1.00001  # these masses are floats: a little more than the share is safe
+    by_k = tl.min(tl.where((counts >= k) | last, i, _PIVOTS), 0)
+    by_p = tl.min(tl.where((masses >= goal) | last, i, _PIVOTS), 0)
+    by_min_p = tl.min(tl.where((_pivot_keys(i) >= lowest) | last, i, _PIVOTS), 0)
+    # In sequence, top-p takes its share of what top-k left: all of that is needed.
+    pivot = tl.where((k < vocab_size) & (joint == 0), by_k, tl.minimum(by_k, tl.minimum(by_p, by_min_p)))
+    key = tl.sum(tl.where(i == pivot, _pivot_keys(i), 0), 0)
+    return pivot, key, tl.sum(tl.where(i == pivot, counts, 0), 0), total
+
+
+@triton.jit
+def _share(p, total):
+    """The least integer mass that is at least p of the total."""
+    return tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def _peaks(Logits, Peaks, PeakTokens, stride, vocab_size, splits, SPLIT: tl.constexpr):
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = split * SPLIT + tl.arange(0, SPLIT)
+    logits = tl.load(Logits + row * stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+    peak, place = tl.max(logits, 0, return_indices=True)
+    tl.store(Peaks + row * splits + split, peak)
+    tl.store(PeakTokens + row * splits + split, split * SPLIT + place)
+
+
+@triton.jit
+def _survey(
+    Logits, Peaks, Counts, Masses, Totals, Temperature,
+    stride, vocab_size, splits, nodes, SPLIT: tl.constexpr, PIECE: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(Temperature + row // nodes)
+    if temperature > 0.0:
+        peak = _row_peak(Peaks, row, splits, SPLITS)
+        i = tl.arange(0, _PIVOTS)
+        pivots = _pivot_keys(i)
+        counts = tl.zeros([PIECE, _PIVOTS], tl.int32)
+        masses = tl.zeros([PIECE, _PIVOTS], tl.float32)
+        totals = tl.zeros([PIECE], tl.int64)
+        for start in range(0, SPLIT, PIECE):
+            at = split * SPLIT + start + tl.arange(0, PIECE)
+            scores = _load_scores(Logits + row * stride, at, vocab_size, peak, temperature)
+            above = _keys(scores)[:, None] <= pivots[None, :]
+            counts += above.to(tl.int32)
+            masses += tl.where(above, tl.exp(scores)[:, None], 0.0)
+            totals += _mass(scores)
+        out = (row * splits + split) * _PIVOTS + i
+        tl.store(Counts + out, tl.sum(counts, 0))
+        tl.store(Masses + out, tl.sum(masses, 0))
+        tl.store(Totals + row * splits + split, tl.sum(totals, 0))
+
+
+@triton.jit
+def _race(
+    Logits, Peaks, Counts, Masses, Totals, Bests, BestTokens, CandidateScores, CandidateTokens,
+    Temperature, TopK, TopP, LogMinP, Joint, Seeds, Positions,
+    stride, vocab_size, splits, nodes, capacity,
+    SPLIT: tl.constexpr, PIECE: tl.constexpr, SPLITS: tl.constexpr, FILTERED: tl.constexpr,
+):  # fmt: skip
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = row // nodes
+    temperature = tl.load(Temperature + b)
+    if temperature > 0.0:
+        peak = _row_peak(Peaks, row, splits, SPLITS)
+        Row = Logits + row * stride
+        lane, first = tl.arange(0, PIECE), split * SPLIT
+        filters = False
+        if FILTERED:
+            k, p, lowest, joint, filters = _filters(TopK, TopP, LogMinP, Joint, b, vocab_size)
+            if filters:
+                pivot, key, count, _ = _cut(
+                    Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, SPLITS
+                )
+                if count <= capacity:
+                    s = tl.arange(0, SPLITS)
+                    before = tl.load(Counts + (row * splits + s) * _PIVOTS + pivot, mask=s < split, other=0)
+                    slot = row * capacity + tl.sum(before, 0)
+                    for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
+                        scores = _load_scores(Row, start + lane, vocab_size, peak, temperature)
+                        above = _keys(scores) <= key
+                        place = slot + tl.cumsum(above.to(tl.int32), 0) - 1
+                        tl.store(CandidateScores + place, scores, mask=above)
+                        tl.store(CandidateTokens + place, start + lane, mask=above)
+                        slot += tl.sum(above.to(tl.int32), 0)
+        if filters == 0:
+            seed, position = tl.load(Seeds + b), tl.load(Positions + row).to(tl.int32)
+            best = tl.full([PIECE], float("-inf"), tl.float32)
+            token = tl.zeros([PIECE], tl.int32)
+            for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
+                scores = _load_scores(Row, start + lane, vocab_size, peak, temperature)
+                if tl.max(scores, 0) >= _HOPELESS:
+                    noisy = scores + token_gumbel(seed, position, start, PIECE)
+                    token = tl.where(noisy > best, start + lane, token)
+                    best = tl.maximum(best, noisy)
+            top = tl.max(best, 0)
+            tl.store(Bests + row * splits + split, top)
+            tl.store(BestTokens + row * splits + split, tl.min(tl.where(best == top, token, 0x7FFFFFFF), 0))
+
+
+@triton.jit
+def _search(keys, weights, goal):
+    """The largest key with less than `goal` of the weights strictly better than it (the best one, if there is none)."""
+    found = tl.full([], 0, tl.int32)
+    for halving in range(31):
+        trial = found | (1 << (30 - halving))
+        better = tl.sum(tl.where(keys < trial, weights, 0), 0)
+        found = tl.where(better < goal, trial, found)
+    return found
+
+
+@triton.jit
+def _row_weight(Row, vocab_size, peak, temperature, below, upto, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """Weight (mass, or number) of a whole row's tokens with key < below and key <= upto."""
+    weight = tl.full([], 0, tl.int64)
+    for start in range(0, vocab_size, BLOCK):
+        scores = _load_scores(Row, start + tl.arange(0, BLOCK), vocab_size, peak, temperature)
+        counted = (_keys(scores) < below) & (_keys(scores) <= upto)
+        each = _mass(scores) if MASS else tl.full([BLOCK], 1, tl.int64)
+        weight += tl.sum(tl.where(counted, each, 0), 0)
+    return weight
+
+
+@triton.jit
+def _row_search(Row, vocab_size, peak, temperature, upto, goal, MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """`_search` over a whole row's tokens with key <= upto."""
+    found = tl.full([], 0, tl.int32)
+    for halving in range(31):
+        trial = found | (1 << (30 - halving))
+        better = _row_weight(Row, vocab_size, peak, temperature, trial, upto, MASS, BLOCK)
+        found = tl.where(better < goal, trial, found)
+    return found
+
+
+@triton.jit
+def _best(Values, Tokens, row, splits, SPLITS: tl.constexpr):
+    """The token of the largest value; among equals the lowest."""
+    s = tl.arange(0, SPLITS)
+    values = tl.load(Values + row * splits + s, mask=s < splits, other=float("-inf"))
+    _, place = tl.max(values, 0, return_indices=True)
+    return tl.load(Tokens + row * splits + place)
+
+
+@triton.jit
+def _among_candidates(
+    Scores, Tokens, count, k, p, lowest, joint, mass, seed, position, vocab_size, CANDIDATES: tl.constexpr
+):
+    """(token, key of the threshold, mass of the kept) from the row's `count` candidates. mass: of all tokens."""
+    c = tl.arange(0, CANDIDATES)
+    scores = tl.load(Scores + c, mask=c < count, other=float("-inf"))
+    tokens = tl.load(Tokens + c, mask=c < count, other=0x7FFFFFFF)
+    keys, masses = _keys(scores), _mass(scores)
+    threshold = lowest
+    if k < vocab_size:
+        kth = _search(keys, (keys <= _FINITE).to(tl.int32), k)
+        threshold = tl.minimum(threshold, kth)
+        if joint == 0:
+            masses = tl.where(keys <= kth, masses, 0)
+            mass = tl.sum(masses, 0)
+    if p < 1.0:
+        threshold = tl.minimum(threshold, _search(keys, masses, _share(p, mass)))
+    kept = keys <= threshold
+    noisy = tl.where(kept, scores + scattered_gumbel(seed, position, tokens), float("-inf"))
+    token = tl.min(tl.where(noisy == tl.max(noisy, 0), tokens, 0x7FFFFFFF), 0)
+    return token, threshold, tl.sum(tl.where(kept, masses, 0), 0)
+
+
+@triton.jit
+def _among_all(
+    Row, peak, temperature, k, p, lowest, joint, mass, seed, position, vocab_size, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As `_among_candidates`, from the whole row."""
+    threshold = lowest
+    upto = lowest * 0 + _FINITE
+    if k < vocab_size:
+        kth = _row_search(Row, vocab_size, peak, temperature, upto, k, False, BLOCK)
+        threshold = tl.minimum(threshold, kth)
+        if joint == 0:
+            upto = tl.minimum(upto, kth)
+            mass = _row_weight(Row, vocab_size, peak, temperature, 0x7FFFFFFF, upto, True, BLOCK)
+    if p < 1.0:
+        last = _row_search(Row, vocab_size, peak, temperature, upto, _share(p, mass), True, BLOCK)
+        threshold = tl.minimum(threshold, last)
+    token = tl.full([], 0, tl.int32)
+    best = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, vocab_size, BLOCK):
+        scores = _load_scores(Row, start + tl.arange(0, BLOCK), vocab_size, peak, temperature)
+        noisy = scores + token_gumbel(seed, position, start, BLOCK)
+        high, place = tl.max(tl.where(_keys(scores) <= threshold, noisy, float("-inf")), 0, return_indices=True)
+        token = tl.where(high > best, start + place, token)
+        best = tl.maximum(best, high)
+    return token, threshold, _row_weight(Row, vocab_size, peak, temperature, 0x7FFFFFFF, threshold, True, BLOCK)
+
+
+@triton.jit
+def _finish(
+    Logits, Peaks, PeakTokens, Counts, Masses, Totals, Bests, BestTokens, CandidateScores, CandidateTokens,
+    Temperature, TopK, TopP, LogMinP, Joint, Seeds, Positions,
+    OutTokens, OutPeaks, OutThresholds, OutTotals,
+    stride, vocab_size, splits, nodes, capacity,
+    SPLITS: tl.constexpr, CANDIDATES: tl.constexpr, PIECE: tl.constexpr, FILTERED: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """capacity: at most CANDIDATES (a power of 2)."""
+    row = tl.program_id(0).to(tl.int64)
+    b = row // nodes
+    temperature = tl.load(Temperature + b)
+    peak = _row_peak(Peaks, row, splits, SPLITS)
+    threshold = tl.full([], 0x7F800000, tl.int32)
+    mass = tl.full([], 0, tl.int64)
+    if temperature > 0.0:
+        token = _best(Bests, BestTokens, row, splits, SPLITS)
+        if FILTERED or DESCRIBED:
+            k, p, lowest, joint, filters = _filters(TopK, TopP, LogMinP, Joint, b, vocab_size)
+            _, _, count, mass = _cut(Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, SPLITS)
+        if FILTERED and filters:
+            seed, position = tl.load(Seeds + b), tl.load(Positions + row).to(tl.int32)
+            if count <= capacity:
+                token, threshold, mass = _among_candidates(
+                    CandidateScores + row * capacity, CandidateTokens + row * capacity, count,
+                    k, p, lowest, joint, mass, seed, position, vocab_size, CANDIDATES,
+                )  # fmt: skip
+            else:
+                token, threshold, mass = _among_all(
+                    Logits + row * stride, peak, temperature,
+                    k, p, lowest, joint, mass, seed, position, vocab_size, PIECE,
+                )  # fmt: skip
+    else:
+        token = _best(Peaks, PeakTokens, row, splits, SPLITS)
+    tl.store(OutTokens + row, token.to(tl.int64))
+    if DESCRIBED:
+        tl.store(OutPeaks + row, peak)
+        lowest_kept = -(threshold.to(tl.float32, bitcast=True))
+        tl.store(OutThresholds + row, tl.where(temperature > 0.0, lowest_kept, 0.0))
+        share = tl.where(temperature > 0.0, mass.to(tl.float32) / _MASS, 1.0)
+        tl.store(OutTotals + row, tl.log(share))
+
+
+def launch(
+    logits_RV: torch.Tensor, *, positions_R: torch.Tensor, settings: RowSettings, described: bool, capacity: int
+) -> Choice:
+    """See op.py, which has checked the arguments. described: False leaves all of the result but the tokens unwritten.
+    capacity: candidates of a row kept in scratch memory, at most CANDIDATES."""
+    rows, vocab_size = logits_RV.shape
+    stride, device = logits_RV.stride(0), logits_RV.device
+    splits = triton.cdiv(vocab_size, SPLIT)
+    padded = triton.next_power_of_2(splits)
+    nodes = rows // settings.rows
+    surveyed = settings.filtered or described
+
+    def scratch(*shape: int, dtype: torch.dtype, used: bool = True) -> torch.Tensor:
+        return torch.empty(shape if used else (1,), dtype=dtype, device=device)
+
+    peaks, peak_tokens = scratch(rows, splits, dtype=torch.float32), scratch(rows, splits, dtype=torch.int32)
+    bests, best_tokens = scratch(rows, splits, dtype=torch.float32), scratch(rows, splits, dtype=torch.int32)
+    counts = scratch(rows, splits, PIVOTS, dtype=torch.int32, used=surveyed)
+    masses = scratch(rows, splits, PIVOTS, dtype=torch.float32, used=surveyed)
+    totals = scratch(rows, splits, dtype=torch.int64, used=surveyed)
+    candidate_scores = scratch(rows, capacity, dtype=torch.float32, used=settings.filtered)
+    candidate_tokens = scratch(rows, capacity, dtype=torch.int32, used=settings.filtered)
+    choice = Choice(
+        tokens_R=scratch(rows, dtype=torch.int64),
+        peaks_R=scratch(rows, dtype=torch.float32),
+        thresholds_R=scratch(rows, dtype=torch.float32),
+        log_totals_R=scratch(rows, dtype=torch.float32),
+    )
+    row_settings = (
+        settings.temperature_B, settings.top_k_B, settings.top_p_B, settings.log_min_p_B, settings.joint_B, settings.seed_B,
+    )  # fmt: skip
+    grid = (rows, splits)
+    _peaks[grid](logits_RV, peaks, peak_tokens, stride, vocab_size, splits, SPLIT=SPLIT, num_warps=4)
+    if surveyed:
+        _survey[grid](
+            logits_RV, peaks, counts, masses, totals, settings.temperature_B,
+            stride, vocab_size, splits, nodes, SPLIT=SPLIT, PIECE=SURVEY_PIECE, SPLITS=padded, num_warps=4,
+        )  # fmt: skip
+    _race[grid](
+        logits_RV, peaks, counts, masses, totals, bests, best_tokens, candidate_scores, candidate_tokens,
+        *row_settings, positions_R,
+        stride, vocab_size, splits, nodes, capacity,
+        SPLIT=SPLIT, PIECE=RACE_PIECE, SPLITS=padded, FILTERED=settings.filtered, num_warps=4,
+    )  # fmt: skip
+    _finish[(rows,)](
+        logits_RV, peaks, peak_tokens, counts, masses, totals, bests, best_tokens, candidate_scores, candidate_tokens,
+        *row_settings, positions_R, *choice,
+        stride, vocab_size, splits, nodes, capacity,
+        SPLITS=padded, CANDIDATES=CANDIDATES, PIECE=ROW_PIECE, FILTERED=settings.filtered, DESCRIBED=described, num_warps=8,
+    )  # fmt: skip
+    return choice
+
+
+_TYPES = {
+    **dict.fromkeys(("Peaks", "Masses", "Bests", "CandidateScores", "OutPeaks", "OutThresholds", "OutTotals"), "*fp32"),
+    **dict.fromkeys(("Temperature", "TopP", "LogMinP"), "*fp32"),
+    **dict.fromkeys(("PeakTokens", "BestTokens", "CandidateTokens", "Counts", "TopK", "Joint"), "*i32"),
+    **dict.fromkeys(("Totals", "Seeds", "Positions", "OutTokens"), "*i64"),
+    **dict.fromkeys(("stride", "vocab_size", "splits", "nodes", "capacity"), "i32"),
+}
+
+
+def variants() -> Iterator[Variant]:
+    """Every version that `launch` can choose for vocabularies of 2^15 to 2^18 tokens."""
+    for element, splits in product(TYPES.values(), (8, 16, 32, 64)):
+        types = {**_TYPES, "Logits": f"*{element}"}
+        split = {"SPLIT": SPLIT, "SPLITS": splits}
+        versions = [("survey", _survey, {**split, "PIECE": SURVEY_PIECE}, 4)]
+        if splits == 8:  # it does not depend on their number
+            versions.append(("peaks", _peaks, {"SPLIT": SPLIT}, 4))
+        for filtered in (False, True):
+            flag = " filtered" * filtered
+            versions.append((f"race{flag}", _race, {**split, "PIECE": RACE_PIECE, "FILTERED": filtered}, 4))
+            for described in (False, True):
+                constants = {"SPLITS": splits, "CANDIDATES": CANDIDATES, "PIECE": ROW_PIECE}
+                constants |= {"FILTERED": filtered, "DESCRIBED": described}
+                versions.append((f"finish{flag}{' described' * described}", _finish, constants, 8))
+        for name, function, constants, warps in versions:
+            names = [one for one in function.arg_names if one not in constants]
+            yield Variant(
+                kernel="sample",
+                name=f"{name} {element}" + ("" if name == "peaks" else f" splits{splits}"),
+                function=function,
+                types={one: types[one] for one in names},
+                constants=constants,
+                divisible=frozenset(one for one in names if one[0].isupper()),
+                num_warps=warps,
+                no_spills=True,
+                representative=element == "bf16" and splits in (8, 32) and (splits == 32) != (name == "peaks"),
+            )
