@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from eagle.errors import EagleError
+from eagle.train_config import TrainConfig as TrainConfig
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -82,6 +83,8 @@ class DataConfig:
     """Share of broken rows above which preparation fails."""
     seed: int = 0
     """Seed of the validation split."""
+    report_documents: int | None = 256
+    """`eagle data report`: documents of each source whose answers are scored by the target; null: all."""
     regenerate: RegenerateConfig = dataclasses.field(default_factory=RegenerateConfig)
 
 
@@ -119,89 +122,6 @@ class HeadConfig:
     costs so much less. null: all of the target's."""
     init_from: str | None = None
     """Start from this head (a folder or hub id) instead of random weights."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The training loop. Defaults: the EAGLE-1 recipe (arXiv 2401.15077, section 4.2 and the reference code)."""
-
-    epochs: int = 20
-    """Passes over the training documents."""
-    max_steps: int | None = None
-    """Optimiser steps to end at, when earlier than the epochs."""
-    features: Literal["store", "online"] = "store"
-    """Where the target's features come from: store: what `eagle features` wrote; online: the target itself, in memory, runs
-    over each micro-step's documents (no disk needed; every epoch computes them again)."""
-    batch_size: int = 4
-    """Documents per process and micro-step."""
-    packing: Literal["none", "documents"] = "none"
-    """none: a document a row. documents: rows are filled with the micro-step's documents, which do not see each other: the
-    same gradients with less padding; raise batch_size with it."""
-    max_tokens_per_row: int = 2048
-    """Packing's longest row, in tokens; a longer document has a row of its own."""
-    gradient_accumulation: int = 1
-    """Micro-steps per optimiser step."""
-    lr: float = 3e-5
-    """Peak learning rate of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's moments' decay."""
-    weight_decay: float = 0.01
-    """AdamW's decoupled weight decay."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine end at 0."""
-    warmup_steps: int = 2000
-    """Optimiser steps of linear warm-up."""
-    clip: Literal["value", "norm", "none"] = "value"
-    """Gradient clipping, by value (the reference) or by global norm."""
-    clip_threshold: float = 0.5
-    """The value or norm to clip at."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """bf16: autocast with fp32 master weights."""
-    regression_weight: float = 1.0
-    """Weight of SmoothL1 between predicted and true features."""
-    classification_weight: float = 0.1
-    """Weight of the soft cross-entropy between the target's and the head's token distributions."""
-    noise: float = 0.1
-    """Input features get uniform noise in (-noise, noise); 0: none."""
-    eval_every: int = 500
-    """Optimiser steps between validations."""
-    eval_documents: int = 64
-    """Validation documents used each time."""
-    chain_depth: int = 5
-    """Length of the draft chain whose acceptance per depth the validation estimates."""
-    decode_every: int | None = None
-    """Optimiser steps between decodings of held-out prompts with the target and `decode`'s trees, which measure tau itself
-    (the target is in memory for that); 0: never; null: every eval_every steps where decode_prompts are given, else never."""
-    decode_prompts: tuple[str, ...] = ()
-    """What is decoded: conversation files (the first user turn of each row); none: the validation documents' prompts."""
-    decode_count: int = 16
-    """Prompts decoded each time, shared out among the processes."""
-    decode_tokens: int = 64
-    """Longest answer to them, in tokens (greedy)."""
-    keep: Literal["best_tau", "last"] = "best_tau"
-    """The head that ends up in head/: the one of the highest decoded tau, or the last. Without decoding: the last."""
-    patience: int | None = None
-    """Stop after this many decodings without a higher tau; null: go on to the end."""
-    warm_start_check: Literal["refuse", "report", "off"] = "refuse"
-    """What head.init_from is put to before training, on a few documents. refuse: it must guess the target's choices better
-    than the likeliest constant token does; report: say so and go on; off: no check."""
-    verify_store: Literal["once", "always", "never"] = "once"
-    """Compare the shards with their recorded SHA-256 before training: once per shard (until it changes), at every start, or
-    never."""
-    save_every: int = 500
-    """Optimiser steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Older ones are removed."""
-    log_every: int = 10
-    """Optimiser steps between lines of metrics.jsonl."""
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
-    """Trackers besides metrics.jsonl (always written); wandb runs offline without a key."""
-    project: str = "eagle"
-    """The trackers' project name."""
-    workers: int = 0
-    """Loader processes per training process."""
-    seed: int = 0
-    """Seed of initial weights, document order and noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

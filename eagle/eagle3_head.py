@@ -112,6 +112,10 @@ class Eagle3Head(DraftHead):
         logits: torch.Tensor = self.lm_head(self.norm(predictions))
         return logits
 
+    def logit_parameters(self) -> list[nn.Parameter]:
+        """Of `norm` and `lm_head`."""
+        return [*self.norm.parameters(), *self.lm_head.parameters()]
+
     @torch.no_grad()
     def copy_lm_head(self, tokens: TokenLayers) -> None:
         """Starts `lm_head` from the target's rows of the draft vocabulary: next-token logits from the first step on."""

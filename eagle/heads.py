@@ -108,6 +108,10 @@ class DraftHead(PreTrainedModel):
         """[..., H] -> [..., D] over the draft tokens. tokens: the target's layers and this head's vocabulary."""
         raise NotImplementedError
 
+    def logit_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the head's own that `logits` computes with: none where the target's LM head does it."""
+        return []
+
     def _layer(
         self, features: torch.Tensor, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> torch.Tensor:

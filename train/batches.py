@@ -50,6 +50,8 @@ class Batch:
     """Indices with an input and a target: all tokens but each document's last two."""
     supervised_count: int
     """Indices that count at step 0."""
+    numbers: tuple[tuple[int, ...], ...] = ()
+    """Each row's documents, by their numbers in the source; (): unknown."""
 
     @property
     def packed(self) -> bool:
@@ -210,6 +212,7 @@ def collate(source: Documents, numbers: Sequence[int], *, layout: Layout, seed: 
         positions_BT=positions_BT,
         token_count=sum(max(0, len(document.input_ids_T) - 2) for document in documents),
         supervised_count=supervised_count,
+        numbers=tuple(tuple(numbers[index] for index in row) for row in rows),
     )
 
 

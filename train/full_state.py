@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from eagle.errors import EagleError
 from eagle.heads import DraftHead
+from eagle.train.head_call import HeadCall
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, besides its count of steps."""
@@ -22,7 +23,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def bare(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:
     """The head inside what accelerate made of it; its parameters may be spread."""
-    head = accelerator.unwrap_model(model)
+    call = accelerator.unwrap_model(model)
+    head = call.head if isinstance(call, HeadCall) else call
     assert isinstance(head, DraftHead)
     return head
 

@@ -20,7 +20,10 @@ from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, full_state, run, selection
 from eagle.train.batches import Layout, MicroBatches, Order, steps
+from eagle.train.draftable import Draftable
+from eagle.train.head_call import HeadCall
 from eagle.train.metrics import validate
+from eagle.train.objective import Objective
 from eagle.train.schedule import total_steps
 from eagle.train.selection import Selection
 from eagle.train.step import StepResult, Training, train_step
@@ -40,6 +43,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     disable_progress_bar()  # transformers' own, at every save_pretrained
     run.check_settings(recipe.train, accelerator)
     selection.check_settings(recipe)
+    objective = Objective.of(recipe)
     source = open_documents(recipe, accelerator)
     order = run.training_order(source, recipe, processes=accelerator.num_processes)
     total = total_steps(recipe.train, order.steps_per_epoch)
@@ -56,7 +60,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
-    training = _start(recipe, accelerator, source, order, total, identity)
+    training = _start(recipe, accelerator, source, order, total, identity, objective)
     first = training.progress.step
     if first:
         say(f"train: resuming at step {first} of {total}")
@@ -66,7 +70,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
         training.source,
         order,
         layout=Layout(
-            noise=recipe.train.noise,
+            noise=objective.noise,
             packing=recipe.train.packing,
             max_tokens_per_row=recipe.train.max_tokens_per_row,
         ),
@@ -83,7 +87,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
         for batches in () if stopped_early else steps(micro_batches, workers=recipe.train.workers):
             result = train_step(training, batches)
             seconds = time.monotonic() - clock
-            loss = _loss(recipe, result.regression_sum, result.classification_sum, result.supervised)
+            loss = result.loss_sum / max(1, result.supervised)
             bar.advance(1, note=f"loss {loss:.4f}, {result.tokens / seconds:,.0f} tokens/s")
             _record(training, trackers, result, seconds)
             decodes = chooser is not None and _due(training, selection.interval(recipe.train))
@@ -117,7 +121,13 @@ def _silent(text: str) -> None:
 
 
 def _start(
-    recipe: Recipe, accelerator: Accelerator, source: Documents, order: Order, total: int, identity: dict[str, Any]
+    recipe: Recipe,
+    accelerator: Accelerator,
+    source: Documents,
+    order: Order,
+    total: int,
+    identity: dict[str, Any],
+    objective: Objective,
 ) -> Training:
     """The head, its optimiser and where they stand: at the newest checkpoint, or at the initial weights."""
     config = recipe.train
@@ -141,16 +151,19 @@ def _start(
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         run.configure_deepspeed(accelerator, config)
     optimizer = torch.optim.AdamW(head.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-    model, optimizer = accelerator.prepare(head, optimizer)
+    model, optimizer = accelerator.prepare(HeadCall(head), optimizer)
     if checkpoint is not None:
         checkpoints.load_optimizer(checkpoint, accelerator, model, optimizer)
     # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    draft_tokens = DraftTokens(tokens.to(accelerator.device, dtype), vocabulary)
     return Training(
         recipe=recipe,
         accelerator=accelerator,
         source=source,
-        tokens=DraftTokens(tokens.to(accelerator.device, dtype), vocabulary),
+        objective=objective,
+        tokens=draft_tokens,
+        draftable=Draftable(draft_tokens),
         order=order,
         total=total,
         model=model,
@@ -163,16 +176,13 @@ def _due(training: Training, every: int) -> bool:
     return training.progress.step % every == 0 or training.progress.step == training.total
 
 
-def _loss(recipe: Recipe, regression_sum: float, classification_sum: float, supervised: float) -> float:
-    weighted = recipe.train.regression_weight * regression_sum + recipe.train.classification_weight * classification_sum
-    return weighted / max(1, supervised)
-
-
 def _record(training: Training, trackers: Trackers, result: StepResult, seconds: float) -> None:
     """Adds the step to the log window; every `log_every` steps the window becomes a line."""
     sums = {
+        "loss": result.loss_sum,
         "regression": result.regression_sum,
         "classification": result.classification_sum,
+        "distillation": result.distillation_sum,
         "supervised": result.supervised,
         "tokens": result.tokens,
         "seconds": seconds,
@@ -186,9 +196,10 @@ def _record(training: Training, trackers: Trackers, result: StepResult, seconds:
     trackers.log(
         {
             **_place(training),
-            "loss": _loss(training.recipe, window["regression"], window["classification"], count),
+            "loss": window["loss"] / count,
             "regression": window["regression"] / count,
             "classification": window["classification"] / count,
+            **({"distillation": window["distillation"] / count} if training.objective.distill_weight > 0 else {}),
             "lr": result.lr,
             "grad_norm": result.grad_norm,
             "tokens_per_second": window["tokens"] / window["seconds"],
@@ -214,13 +225,12 @@ def _validate(training: Training, trackers: Trackers) -> None:
         training.source,
         documents,
         tokens=training.tokens,
+        objective=training.objective,
         depth=config.chain_depth,
         accelerator=training.accelerator,
         autocast=training.autocast(),
     )
-    summary = tally.summary(
-        regression_weight=config.regression_weight, classification_weight=config.classification_weight
-    )
+    summary = tally.summary(training.objective)
     training.progress.validation = {**_place(training), **summary}
     trackers.log({**training.progress.validation, "time": time.time()})
     if training.accelerator.is_main_process:

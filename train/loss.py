@@ -1,75 +1,162 @@
-"""The EAGLE-1 losses at the supervised positions, with memory O(chunk * V) instead of O(S * V).
+"""The losses of an unrolled head, with memory O(chunk * D) instead of O(S * D) for the token distributions.
 
-S supervised positions of a batch, H hidden, V vocabulary, D draft vocabulary. Both losses are sums over the positions:
-the training loop divides by the number of supervised tokens of the whole optimiser step.
+B rows, T tokens, H hidden, K unroll steps, S target positions, S_k those that step k reaches, C of a chunk, V vocabulary,
+D draft vocabulary. All losses are sums over positions: the training loop divides by the number of supervised tokens of
+the whole optimiser step.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from eagle.heads import DraftHead
+from eagle.train.batches import Batch
+from eagle.train.chunks import chunk_rows
+from eagle.train.divergences import Teacher, top_k
+from eagle.train.draftable import Draftable
+from eagle.train.objective import Objective
 from eagle.vocab import DraftTokens
 
-CHUNK_ELEMENTS = 2**25
-"""Logits held at a time (128 MiB in float32); a few tensors of this size live at once."""
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """One batch's, summed over its supervised positions."""
+
+    total: torch.Tensor
+    """float32 scalar with gradient: everything, weighted"""
+    regression_K: torch.Tensor
+    """float64 [K], detached: SmoothL1 of each step, mean over H; 0 where it has no weight"""
+    classification_K: torch.Tensor
+    """float64 [K], detached: the objective's divergence at each step"""
+    distillation_K: torch.Tensor
+    """float64 [K], detached: the top-k term of each step; 0 where it has no weight"""
 
 
 def draft_losses(
-    *, predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: DraftTokens
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(regression, classification), each a float32 scalar summed over the S positions (0 when S = 0).
+    *,
+    head: DraftHead,
+    predictions: Sequence[torch.Tensor],
+    batch: Batch,
+    tokens: DraftTokens,
+    objective: Objective,
+    draftable: Draftable,
+) -> Losses:
+    """The losses of a batch's predictions [B, T, H] at steps 0 .. K-1 (`unroll`).
 
-    predictions_SH: the head's features, with gradient; targets_SH: the target's own features at the same indices.
-    regression: SmoothL1, mean over H (arXiv 2401.15077, section 4.2, L_reg). classification: the soft cross-entropy
-    -sum_x p(x) log q(x) with p = softmax(logits(target)), q = softmax(logits(prediction)) in float32 (L_cls).
+    regression: SmoothL1 with the target's feature (arXiv 2401.15077, section 4.2, L_reg). classification: the objective's
+    divergence between p = softmax(the target's logits) and q = softmax(the head's), in float32. The target's logits are
+    computed once per position for all steps.
 
-    A reduced draft vocabulary restricts both to its tokens: p is renormalised on them, and a position where the target's
+    A reduced draft vocabulary restricts p and q to its tokens (p is renormalised), and a position where the target's
     likeliest token is none of them adds nothing to the classification (nothing a head could learn there would be
-    accepted), while its regression stays. Both sums are over all S positions, whatever was left out.
+    accepted), while its regression stays. Sums are over all supervised positions, whatever was left out.
     """
-    predictions_SH, targets_SH = predictions_SH.float(), targets_SH.float()
-    regression = functional.smooth_l1_loss(predictions_SH, targets_SH, reduction="none").mean(dim=-1).sum()
-    classification = _SoftCrossEntropy.apply(predictions_SH, targets_SH, tokens)
-    return regression, classification
+    masks = [batch.mask(step).flatten() for step in range(len(predictions))]
+    features_NH = batch.features_BTH.flatten(0, 1).float()
+    flat = [prediction.flatten(0, 1) for prediction in predictions]
+    zeros_K = torch.zeros(len(predictions), dtype=torch.float64, device=features_NH.device)
+    total, regression_K = features_NH.new_zeros(()), zeros_K.clone()
+    if objective.regression_weight > 0:
+        for step, (prediction_NH, mask_N, weight) in enumerate(zip(flat, masks, objective.step_weights, strict=True)):
+            index_S = mask_N.nonzero()[:, 0]
+            loss = smooth_l1(prediction_NH[index_S], features_NH[index_S + 1 + step])
+            regression_K[step] = loss.detach()
+            total = total + objective.regression_weight * weight * loss
+    targets_S = masks[0].nonzero()[:, 0] + 1
+    drafted_S = draftable.of(
+        batch.features_BTH, targets_S, document_BT=batch.document_BT, numbers=batch.numbers or [()] * len(batch.ids_BT)
+    )
+    targets_S = targets_S[drafted_S]
+    students, reached = [], []
+    for step, (prediction_NH, mask_N) in enumerate(zip(flat, masks, strict=True)):
+        index_S = targets_S - 1 - step
+        reached_S = mask_N[index_S.clamp(min=0)] & (index_S >= 0)
+        students.append(prediction_NH[index_S[reached_S]])
+        reached.append(reached_S)
+    weighted, classification_K, distillation_K = _Classification.apply(
+        *(head, tokens, objective, features_NH[targets_S], reached, len(students)), *students, *head.logit_parameters()
+    )
+    return Losses(
+        total=total + weighted,
+        regression_K=regression_K,
+        classification_K=classification_K,
+        distillation_K=distillation_K,
+    )
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Sum of soft cross-entropies by chunks; the gradient is taken in the forward, while a chunk's logits live."""
+def smooth_l1(predictions_SH: torch.Tensor, targets_SH: torch.Tensor) -> torch.Tensor:
+    """Mean over H, summed over S, in float32."""
+    return functional.smooth_l1_loss(predictions_SH.float(), targets_SH.float(), reduction="none").mean(dim=-1).sum()
+
+
+class _Classification(torch.autograd.Function):
+    """Divergences of all steps by chunks of target positions; gradients are taken in the forward, while a chunk's logits
+    live, of the students' features [S_k, H] and of the parameters that the head's logits have of their own."""
 
     @staticmethod
-    def forward(ctx: Any, predictions_SH: torch.Tensor, targets_SH: torch.Tensor, tokens: DraftTokens) -> torch.Tensor:
-        total = predictions_SH.new_zeros(())
-        gradients = []
-        rows = max(1, CHUNK_ELEMENTS // tokens.full.vocab_size)
-        for student_CH, teacher_CH in zip(predictions_SH.split(rows), targets_SH.split(rows), strict=True):
-            p_CD, learns_C1 = restricted_teacher(tokens.full.logits(teacher_CH).float(), tokens)
-            with torch.enable_grad():
-                student_CH = student_CH.detach().requires_grad_()
-                logits_CD = tokens.logits(student_CH)
-            log_q_CD = logits_CD.detach().float().log_softmax(dim=-1)
-            losses_C = torch.einsum("cd,cd->c", p_CD, log_q_CD)
-            total = total - (losses_C if learns_C1 is None else losses_C * learns_C1[:, 0]).sum()
-            if ctx.needs_input_grad[0]:
-                slope_CD = log_q_CD.exp_().sub_(p_CD)  # d loss / d logits = q - p
-                if learns_C1 is not None:
-                    slope_CD.mul_(learns_C1)
-                gradients.append(torch.autograd.grad(logits_CD, student_CH, slope_CD.to(logits_CD.dtype))[0])
-        if gradients:
-            ctx.save_for_backward(torch.cat(gradients))
-        return total
+    def forward(
+        ctx: Any,
+        head: DraftHead,
+        tokens: DraftTokens,
+        objective: Objective,
+        teachers_SH: torch.Tensor,
+        reached: Sequence[torch.Tensor],
+        count: int,
+        *differentiable: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        students, parameters = differentiable[:count], differentiable[count:]
+        total = teachers_SH.new_zeros(())
+        sums_2K = torch.zeros(2, count, dtype=torch.float64, device=total.device)
+        wanted = any(ctx.needs_input_grad)
+        gradients = [torch.zeros_like(tensor) for tensor in differentiable] if wanted else []
+        rows = chunk_rows(tokens.size, teachers_SH.device)
+        ends = torch.stack([reached_S.cumsum(0) for reached_S in reached]).cpu()
+        for start in range(0, len(teachers_SH), rows):
+            stop = min(start + rows, len(teachers_SH))
+            teacher = Teacher(tokens.logits(teachers_SH[start:stop]).float())
+            for step, (students_SH, reached_S) in enumerate(zip(students, reached, strict=True)):
+                at = slice(int(ends[step, start - 1]) if start else 0, int(ends[step, stop - 1]))
+                if at.start == at.stop:
+                    continue
+                with torch.enable_grad():
+                    student_CH = students_SH[at].detach().requires_grad_()
+                    logits_CD = head.logits(student_CH, tokens)
+                seen = teacher if at.stop - at.start == stop - start else teacher.at(reached_S[start:stop])
+                loss, slope_CD = _judge(seen, logits_CD.detach(), objective, step, sums_2K)
+                total += loss
+                if wanted:
+                    own = torch.autograd.grad(logits_CD, [student_CH, *parameters], slope_CD.to(logits_CD.dtype))
+                    gradients[step][at] = own[0]
+                    for whole, part in zip(gradients[count:], own[1:], strict=True):
+                        whole += part
+        ctx.save_for_backward(*gradients)
+        classification_K, distillation_K = sums_2K.unbind()
+        ctx.mark_non_differentiable(classification_K, distillation_K)
+        return total, classification_K, distillation_K
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (gradient_SH,) = ctx.saved_tensors
-        return gradient_SH * grads[0], None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *([None] * 6), *(gradient * grads[0].to(gradient.dtype) for gradient in ctx.saved_tensors)
 
 
-def restricted_teacher(logits_CV: torch.Tensor, tokens: DraftTokens) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """p over the draft tokens [C, D], and which positions count for the classification (bool [C, 1]; None: all).
-
-    logits_CV: the target's, float32, over its full vocabulary.
-    """
-    if tokens.vocabulary is None:
-        return logits_CV.softmax(dim=-1), None
-    return tokens.restrict(logits_CV).softmax(dim=-1), tokens.holds(logits_CV.argmax(dim=-1))[:, None]
+def _judge(
+    teacher: Teacher, logits_CD: torch.Tensor, objective: Objective, step: int, sums_2K: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weighted loss, its gradient by the logits [C, D]) of one step's chunk; adds the plain sums to sums_2K."""
+    log_q_CD = logits_CD.float().log_softmax(dim=-1)
+    losses_C, slope_CD = objective.classify(teacher, log_q_CD)
+    weight = objective.step_weights[step]
+    classification = losses_C.sum()
+    sums_2K[0, step] += classification
+    loss = objective.classification_weight * weight * classification
+    slope_CD.mul_(objective.classification_weight * weight)
+    if objective.distill_weight > 0:
+        losses_C, more_CD = top_k(teacher, log_q_CD, count=min(objective.distill_top_k, log_q_CD.shape[-1]))
+        distillation = losses_C.sum()
+        sums_2K[1, step] += distillation
+        loss = loss + objective.distill_weight * weight * distillation
+        slope_CD.add_(more_CD, alpha=objective.distill_weight * weight)
+    return loss, slope_CD

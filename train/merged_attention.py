@@ -66,13 +66,19 @@ def merged_attention(
 
     Under autocast the products are in its dtype, everything else in float32. spans: `document_spans`.
     """
-    device, dtype = query_BhTd.device.type, query_BhTd.dtype
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    dtype = product_dtype(query_BhTd)
     tensors = [tensor.to(dtype) for tensor in (query_BhTd, *keys, *values)]
     block = choose_block(backend, tensors[0])
     out: torch.Tensor = _MergedAttention.apply(block, spans, *tensors)
     return out
+
+
+def product_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """What the products are made in: autocast's dtype where it is on (float64 stays), else the tensor's own."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
 
 
 class _MergedAttention(torch.autograd.Function):

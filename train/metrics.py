@@ -2,8 +2,8 @@
 
 K chain depths (0 is the first draft token, 0-alpha), S supervised tokens of a document, C rows of a chunk, V the
 vocabulary, D the draft vocabulary. The chain is teacher-forced: its tokens are the document's, its features the head's
-own (see eagle/train/chain.py). Acceptance and agreement are with the target's FULL distribution, whatever the head can
-say; the losses are those of training (eagle/train/loss.py).
+own (eagle/train/unroll.py, as in training). Acceptance and agreement are with the target's FULL distribution, whatever
+the head can say; the losses are those of training (eagle/train/loss.py).
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.nn import functional
 
 from eagle.data.documents import Document, Documents
-from eagle.heads import EagleHead
-from eagle.train.chain import unroll
-from eagle.train.loss import CHUNK_ELEMENTS, restricted_teacher
+from eagle.heads import DraftHead
+from eagle.train.chunks import chunk_rows
+from eagle.train.divergences import Teacher
+from eagle.train.loss import smooth_l1
+from eagle.train.objective import Objective
+from eagle.train.unroll import unroll
 from eagle.vocab import DraftTokens
 
 
@@ -25,7 +27,7 @@ class Tally:
 
     def __init__(self, depth: int, device: torch.device):
         self.losses = torch.zeros(2, dtype=torch.float64, device=device)
-        """SmoothL1 and soft cross-entropy at depth 0, summed over the supervised tokens"""
+        """SmoothL1 and the objective's divergence at depth 0, summed over the supervised tokens"""
         self.counted_K = torch.zeros(depth, dtype=torch.float64, device=device)
         """supervised tokens that the chain reaches at this depth"""
         self.acceptance_K = torch.zeros_like(self.counted_K)
@@ -40,8 +42,8 @@ class Tally:
         for name, value in vars(self).items():
             setattr(self, name, accelerator.reduce(value, reduction="sum"))
 
-    def summary(self, *, regression_weight: float, classification_weight: float) -> dict[str, Any]:
-        """The metrics as plain numbers. A depth that no chain reached has None."""
+    def summary(self, objective: Objective) -> dict[str, Any]:
+        """The metrics as plain numbers. A depth that no chain reached has None, as has a regression that is not trained."""
         count = max(1.0, self.counted_K[0].item())
         regression, classification = (self.losses / count).tolist()
         conditional = _ratios(self.agreed_K, self.attempts_K)
@@ -50,8 +52,8 @@ class Tally:
             survive *= agreement or 0.0
             tau += survive
         return {
-            "val_loss": regression_weight * regression + classification_weight * classification,
-            "val_regression": regression,
+            "val_loss": objective.total(regression, classification),
+            "val_regression": regression if objective.regression_weight > 0 else None,
             "val_classification": classification,
             "val_top1_agreement": conditional[0],
             "val_acceptance": _ratios(self.acceptance_K, self.counted_K),
@@ -68,7 +70,13 @@ def _ratios(numerators_K: torch.Tensor, denominators_K: torch.Tensor) -> list[fl
 
 @torch.no_grad()
 def tally_document(
-    tally: Tally, head: EagleHead, document: Document, *, tokens: DraftTokens, device: torch.device
+    tally: Tally,
+    head: DraftHead,
+    document: Document,
+    *,
+    tokens: DraftTokens,
+    objective: Objective,
+    device: torch.device,
 ) -> None:
     """Adds one document (T >= 3 tokens) to the tally.
 
@@ -76,47 +84,44 @@ def tally_document(
     logits(f_{m-1}).
     """
     features_TH = document.features_TH.to(device, torch.float32)
-    embeddings_TH = tokens.full.embed(document.input_ids_T[None].to(device))[0]
-    chain = unroll(head, features_TH=features_TH, embeddings_TH=embeddings_TH, depth=len(tally.counted_K))
+    states_TX = document.states.to(device, torch.float32)
+    embeddings_BTH = tokens.full.embed(document.input_ids_T[None].to(device))
+    chain = unroll(head, states_TX[None], embeddings_BTH, steps=len(tally.counted_K))
     supervised_S = document.loss_mask_T.nonzero()[:, 0].to(device)
     supervised_S = supervised_S[supervised_S >= 2]
     # agreed[s][i]: the chain from index i drafts the target's greedy choice at depth s. judged[s][i]: it counts.
-    agreed, judged = ([torch.zeros(len(step), dtype=torch.bool, device=device) for step in chain] for _ in "ab")
-    for m_C in supervised_S.split(max(1, CHUNK_ELEMENTS // tokens.full.vocab_size)):
+    agreed, judged = (torch.zeros(len(chain), len(features_TH), dtype=torch.bool, device=device) for _ in "ab")
+    for m_C in supervised_S.split(chunk_rows(tokens.full.vocab_size, device)):
         logits_CV = tokens.full.logits(features_TH[m_C - 1]).float()
-        greedy_C, teacher_CD = logits_CV.argmax(dim=-1), tokens.restrict(logits_CV.softmax(dim=-1))
-        learned_CD, learns_C1 = restricted_teacher(logits_CV, tokens)
-        if learns_C1 is not None:
-            learned_CD = learned_CD * learns_C1
-        for depth, predictions_IH in enumerate(chain):
+        greedy_C, full_CD = logits_CV.argmax(dim=-1), tokens.restrict(logits_CV.softmax(dim=-1))
+        teacher, learns_C = Teacher(tokens.restrict(logits_CV)), tokens.holds(greedy_C)
+        for depth, predictions_1TH in enumerate(chain):
             reached = m_C - 2 - depth >= 0
             row_C = (m_C - 2 - depth)[reached]
-            student_CD = tokens.logits(predictions_IH[row_C]).float()
+            predictions_CH = predictions_1TH[0, row_C]
+            log_q_CD = head.logits(predictions_CH, tokens).float().log_softmax(dim=-1)
             if depth == 0:
-                tally.losses[0] += _smooth_l1(predictions_IH[row_C], features_TH[m_C - 1])
-                tally.losses[1] += functional.cross_entropy(student_CD, learned_CD, reduction="sum")
+                tally.losses[0] += smooth_l1(predictions_CH, features_TH[m_C - 1])
+                tally.losses[1] += (objective.classify(teacher, log_q_CD)[0] * learns_C).sum()
             tally.counted_K[depth] += len(row_C)
-            tally.acceptance_K[depth] += torch.minimum(student_CD.softmax(dim=-1), teacher_CD[reached]).sum()
-            agreed[depth][row_C] = tokens.to_target(student_CD.argmax(dim=-1)) == greedy_C[reached]
-            judged[depth][row_C] = True
-    alive = torch.ones(len(chain[0]), dtype=torch.bool, device=device)
-    for depth, (agreed_I, judged_I) in enumerate(zip(agreed, judged, strict=True)):
-        alive = alive[: len(judged_I)] & judged_I
-        tally.attempts_K[depth] += alive.sum()
-        alive = alive & agreed_I
-        tally.agreed_K[depth] += alive.sum()
-
-
-def _smooth_l1(predictions_CH: torch.Tensor, targets_CH: torch.Tensor) -> torch.Tensor:
-    return functional.smooth_l1_loss(predictions_CH.float(), targets_CH, reduction="none").mean(dim=-1).sum()
+            tally.acceptance_K[depth] += torch.minimum(log_q_CD.exp(), full_CD[reached]).sum()
+            agreed[depth, row_C] = tokens.to_target(log_q_CD.argmax(dim=-1)) == greedy_C[reached]
+            judged[depth, row_C] = True
+    alive_T = torch.ones(len(features_TH), dtype=torch.bool, device=device)
+    for depth in range(len(chain)):
+        alive_T = alive_T & judged[depth]
+        tally.attempts_K[depth] += alive_T.sum()
+        alive_T = alive_T & agreed[depth]
+        tally.agreed_K[depth] += alive_T.sum()
 
 
 def validate(
-    head: EagleHead,
+    head: DraftHead,
     source: Documents,
     documents: Sequence[int],
     *,
     tokens: DraftTokens,
+    objective: Objective,
     depth: int,
     accelerator: Accelerator,
     autocast: torch.autocast,
@@ -126,7 +131,8 @@ def validate(
     head.eval()
     with autocast:
         for number in documents[accelerator.process_index :: accelerator.num_processes]:
-            tally_document(tally, head, source[number], tokens=tokens, device=accelerator.device)
+            document = source[number]
+            tally_document(tally, head, document, tokens=tokens, objective=objective, device=accelerator.device)
     head.train()
     tally.reduce(accelerator)
     return tally

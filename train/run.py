@@ -30,7 +30,7 @@ FREE = {
     *("trackers", "project", "workers", "batch_size", "gradient_accumulation", "epochs", "max_steps"),
     *("packing", "max_tokens_per_row"),
     *("decode_every", "decode_prompts", "decode_count", "decode_tokens", "keep", "patience"),
-    *("warm_start_check", "verify_store"),
+    *("warm_start_check", "verify_store", "gradient_checkpointing"),
 }
 
 
@@ -42,12 +42,9 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected a number above 0")
     if config.max_steps is not None and config.max_steps <= 0:
         raise EagleError(f"train.max_steps is {config.max_steps}, expected a number above 0, or null for no limit")
-    weights = ("regression_weight", "classification_weight")
-    for name in (*weights, "warmup_steps", "noise", "weight_decay", "workers", "seed"):
+    for name in ("warmup_steps", "weight_decay", "workers", "seed"):
         if not 0 <= getattr(config, name) < math.inf:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
-    if config.regression_weight == config.classification_weight == 0:
-        raise EagleError("train.regression_weight and train.classification_weight are both 0: nothing to learn")
     if config.max_tokens_per_row < 1:
         raise EagleError(f"train.max_tokens_per_row is {config.max_tokens_per_row}, expected a number above 0")
     if config.features == "online" and config.workers > 0:
@@ -57,7 +54,9 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
         )
     launch.check_world(accelerator)
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise EagleError("this launch uses FSDP version 1, which is not supported; set fsdp_version: 2 in accelerate's file")
+        raise EagleError(
+            "this launch uses FSDP version 1, which is not supported; set fsdp_version: 2 in accelerate's file"
+        )
     if config.clip == "value" and accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
         raise EagleError(
             f"train.clip is value, but {accelerator.distributed_type.value} cannot clip gradients by value; "

@@ -6,6 +6,7 @@ processes and micro-steps.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,10 +18,14 @@ from torch.nn.utils import get_total_norm
 from eagle.config import Recipe
 from eagle.data.documents import Documents
 from eagle.errors import EagleError
+from eagle.heads import DraftHead
 from eagle.train import checkpoints
 from eagle.train.batches import Batch, Order
+from eagle.train.draftable import Draftable
 from eagle.train.loss import draft_losses
+from eagle.train.objective import Objective
 from eagle.train.schedule import learning_rate
+from eagle.train.unroll import unroll
 from eagle.vocab import DraftTokens
 
 
@@ -31,12 +36,14 @@ class Training:
     recipe: Recipe
     accelerator: Accelerator
     source: Documents
+    objective: Objective
     tokens: DraftTokens
+    draftable: Draftable
     order: Order
     total: int
     """Optimiser steps of the whole run"""
     model: torch.nn.Module
-    """The head, as accelerate prepared it"""
+    """The head in a HeadCall, as accelerate prepared it"""
     optimizer: torch.optim.Optimizer
     progress: checkpoints.Progress
 
@@ -48,12 +55,15 @@ class Training:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimiser step did; sums and counts are over all processes."""
+    """What one optimiser step did; sums and counts are over all processes, and over the unroll's steps by their weights."""
 
+    loss_sum: float
+    """The three below, weighted"""
     regression_sum: float
     classification_sum: float
+    distillation_sum: float
     supervised: int
-    """Supervised tokens: what the sums are over"""
+    """Supervised tokens of the first unroll step: what the sums are divided by"""
     tokens: int
     """Indices run through the head, padding left out"""
     grad_norm: float
@@ -68,6 +78,7 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
     (DeepSpeed has by then updated those in memory) and nothing on disk is touched.
     """
     accelerator, config, step = training.accelerator, training.recipe.train, training.progress.step
+    objective = training.objective
     lr = learning_rate(step, total=training.total, config=config)
     for group in training.optimizer.param_groups:
         group["lr"] = lr
@@ -75,23 +86,25 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
     supervised, tokens = accelerator.reduce(counts.sum(dim=0), reduction="sum").tolist()
     # backward divides by the micro-steps and the processes' gradients are averaged: undo both.
     scale = len(batches) * accelerator.num_processes / max(1, supervised)
-    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    sums_3K = torch.zeros(3, objective.steps, dtype=torch.float64, device=accelerator.device)
     for batch in batches:
         with accelerator.accumulate(training.model):
-            regression, classification = _losses(training, batch.to(accelerator.device))
-            sums += torch.stack([regression.detach(), classification.detach()])
-            loss = config.regression_weight * regression + config.classification_weight * classification
+            loss, batch_sums_3K = _losses(training, batch.to(accelerator.device))
+            sums_3K += batch_sums_3K
             accelerator.backward(loss * scale)
-    regression_sum, classification_sum = accelerator.reduce(sums, reduction="sum").tolist()
+    weights_K = torch.tensor(objective.step_weights, dtype=torch.float64, device=accelerator.device)
+    sums = (accelerator.reduce(sums_3K, reduction="sum") * weights_K).sum(dim=1).tolist()
     grad_norm = _clip(training)
-    if not math.isfinite(regression_sum + classification_sum + grad_norm):
-        raise EagleError(_not_finite(training, regression_sum, classification_sum, grad_norm))
+    if not math.isfinite(sum(sums) + grad_norm):
+        raise EagleError(_not_finite(training, sums[0], sums[1], grad_norm))
     training.optimizer.step()
     training.optimizer.zero_grad()
     training.progress.step += 1
     return StepResult(
-        regression_sum=regression_sum,
-        classification_sum=classification_sum,
+        loss_sum=objective.total(*sums),
+        regression_sum=sums[0],
+        classification_sum=sums[1],
+        distillation_sum=sums[2],
         supervised=supervised,
         tokens=tokens,
         grad_norm=grad_norm,
@@ -100,13 +113,40 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
 
 
 def _losses(training: Training, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed losses of one micro-batch; an empty one still goes through the model, which other processes wait for."""
+    """The weighted loss of one micro-batch and the plain sums, float64 [3, K]: regression, classification, distillation.
+
+    An empty one still goes through the model, which other processes wait for.
+    """
+    work = functools.partial(
+        batch_losses,
+        batch=batch,
+        objective=training.objective,
+        tokens=training.tokens,
+        draftable=training.draftable,
+    )
     with training.autocast():
-        predictions_BTH = training.model(batch.states_BTX, training.tokens.full.embed(batch.next_ids()))
-        mask_BT = batch.mask()
-        return draft_losses(
-            predictions_SH=predictions_BTH[mask_BT], targets_SH=batch.targets(mask_BT), tokens=training.tokens
-        )
+        loss, sums_3K = training.model(work)
+    return loss, sums_3K
+
+
+def batch_losses(
+    head: DraftHead, *, batch: Batch, objective: Objective, tokens: DraftTokens, draftable: Draftable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unrolls the head over a batch and judges every step: (loss, sums_3K) as `_losses` returns them."""
+    predictions = unroll(
+        head,
+        batch.states_BTX,
+        tokens.full.embed(batch.ids_BT),
+        steps=objective.steps,
+        positions_BT=batch.positions_BT,
+        document_BT=batch.document_BT,
+        between=objective.between,
+        checkpointing=objective.checkpointing,
+    )
+    losses = draft_losses(
+        head=head, predictions=predictions, batch=batch, tokens=tokens, objective=objective, draftable=draftable
+    )
+    return losses.total, torch.stack([losses.regression_K, losses.classification_K, losses.distillation_K])
 
 
 def _clip(training: Training) -> float:
