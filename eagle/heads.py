@@ -95,6 +95,14 @@ class DraftHead(PreTrainedModel):
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.embed_tokens_VH: torch.Tensor | None = None  # what a reference file carried; see checkpoint.check_fits
 
+    def get_input_embeddings(self) -> None:
+        """None: embeddings are the target's (transformers would raise, and FSDP asks)."""
+        return
+
+    def get_output_embeddings(self) -> None:
+        """None: nothing is tied or resized, and FSDP keeps the whole head together."""
+        return
+
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """Layers (their number of layers applied) whose hidden states `fuse` takes; (): the target's features."""
