@@ -47,9 +47,9 @@ def inspect(
             f"{recipe.data_dir} was prepared with another tokenizer or chat template than {recipe.target.model} has; "
             "run `eagle data prepare RECIPE` again"
         )
-    for i in _spread(len(data), samples):
+    for i in spread(len(data), samples):
         _show_sample(console, data[i], tokenizer)
-    figures = _count(data, tokenizer)
+    figures = count_samples(data, tokenizer)
     figures |= _estimate(recipe, tokens=figures["tokens"], tokens_per_second=tokens_per_second)
     _show_lengths(console, np.asarray(data["length"], dtype=np.int64))
     console.print(_table(figures, manifest["counts"]))
@@ -61,13 +61,13 @@ def mask_preview(ids: Sequence[int], loss_mask: Sequence[bool], tokenizer: PreTr
     text = Text()
     for supervised, run in groupby(zip(ids, loss_mask, strict=True), key=lambda pair: bool(pair[1])):
         piece = tokenizer.decode([token for token, _ in run], clean_up_tokenization_spaces=False)
-        text.append(_printable(piece), style=SUPERVISED if supervised else CONTEXT)
+        text.append(printable(piece), style=SUPERVISED if supervised else CONTEXT)
     return text
 
 
 def _show_sample(console: Console, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
     supervised = sum(row["loss_mask"])
-    console.rule(Text(_printable(f"{row['id']}  {row['origin']}  {row['split']}")), style="dim", align="left")
+    console.rule(Text(printable(f"{row['id']}  {row['origin']}  {row['split']}")), style="dim", align="left")
     preview = mask_preview(row["input_ids"], row["loss_mask"], tokenizer)
     if len(preview) > _PREVIEW_CHARACTERS:
         preview.truncate(_PREVIEW_CHARACTERS)
@@ -76,12 +76,12 @@ def _show_sample(console: Console, row: dict[str, Any], tokenizer: PreTrainedTok
     console.print(Text.assemble(f"{row['length']} tokens, ", (f"{supervised} supervised", SUPERVISED)))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Control characters as the pictures Unicode has for them, so that a text cannot steer the terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\u2421", text)
 
 
-def _count(data: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def count_samples(data: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Tokens, duplicates and sources, in one pass; memory grows by a few bytes per sample."""
     tokens, supervised = 0, 0
     by_source: Counter[str] = Counter()
@@ -157,7 +157,7 @@ def _table(figures: dict[str, Any], counts: dict[str, Any]) -> Table:
     table.add_row("extraction time", "unknown: no rate measured yet" if seconds is None else _duration(seconds))
     table.add_section()
     for source, count in figures["tokens_by_source"].items():
-        table.add_row(Text(_printable(source)), f"{count:,} tokens ({count / tokens:.0%})")
+        table.add_row(Text(printable(source)), f"{count:,} tokens ({count / tokens:.0%})")
     return table
 
 
@@ -175,7 +175,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d} (h:mm:ss)"
 
 
-def _spread(total: int, count: int) -> list[int]:
+def spread(total: int, count: int) -> list[int]:
     """`count` indices, evenly over 0 .. total - 1."""
     count = max(0, min(total, count))
     return [i * total // count for i in range(count)]

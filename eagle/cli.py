@@ -16,6 +16,7 @@ RECIPE_COMMANDS = {
     "data prepare": "Conversations -> token ids with a loss mask.",
     "data regenerate": "Let the target itself answer prompts: better training data than others' answers.",
     "data inspect": "Show what will be trained on: mask preview, lengths, duplicates, disk and time estimates.",
+    "data report": "How far the answers are from what the target would say; duplicates, cuts, draft vocabulary coverage.",
     "features": "Run the target over the prepared data and store its features.",
     "train": "Train the draft head on the feature store.",
     "eval": "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
@@ -53,7 +54,7 @@ def _dispatch(arguments: list[str]) -> int:
         _quieten()
         return int(options.action(options) or 0)
     rest = arguments[len(command.split()) :]
-    own = {"--head"} if command == "eval" else set()
+    own = {"--head", "--check"} if command == "eval" else set()
     arguments, overrides = split_overrides(rest, own)
     if "-h" in rest or "--help" in rest:
         from eagle.config import recipe_parser
@@ -71,6 +72,10 @@ def _dispatch(arguments: list[str]) -> int:
         print(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), end="")
         return 0
     _quieten()
+    if getattr(options, "check", None) == "exact":
+        from eagle.eval.check import check_exact
+
+        return 0 if check_exact(recipe, options.head) else 1
     _stage(command, getattr(options, "head", None))(recipe)
     return 0
 
@@ -124,6 +129,10 @@ def _stage(command: str, head: str | None) -> Callable[[Any], object]:
         from eagle.data.inspect import inspect
 
         return inspect
+    if command == "data report":
+        from eagle.data.report import report
+
+        return report
     if command == "features":
         from eagle.data.features import extract
 
@@ -146,6 +155,11 @@ def _command_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every key of a recipe")
     if command == "eval":
         parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
+        parser.add_argument(
+            "--check",
+            choices=["exact"],
+            help="do not measure: compare every token with plain decoding's, under all of eval.sampling (exit code 1: different)",
+        )
     return parser
 
 
@@ -162,9 +176,9 @@ def _parser() -> argparse.ArgumentParser:
     # Recipe commands are dispatched before this parser; they are here for the help and for misspellings.
     for name in ("run", "data", "features", "train", "eval"):
         if name == "data":
-            data = commands.add_parser("data", help="prepare, regenerate or inspect training conversations")
+            data = commands.add_parser("data", help="prepare, regenerate, inspect or report on training conversations")
             actions = data.add_subparsers(metavar="ACTION", required=True)
-            for action in ("prepare", "regenerate", "inspect"):
+            for action in ("prepare", "regenerate", "inspect", "report"):
                 actions.add_parser(action, help=RECIPE_COMMANDS[f"data {action}"])
         else:
             commands.add_parser(name, help=RECIPE_COMMANDS[name])
