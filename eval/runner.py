@@ -39,7 +39,7 @@ class Runner:
 
     def warm_up(self, prompt: Prompt) -> None:
         """Lets every method answer the first turn, uncounted: allocations, thread pools, caches, compilation."""
-        ids = prompt_ids(self.tokenizer, _messages(prompt, [], turn=0))
+        ids = prompt_ids(self.tokenizer, first_turn(prompt))
         if self._fits(ids):
             for method in self.methods.values():
                 method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), self.settings[-1], 0)
@@ -66,7 +66,7 @@ class Runner:
 
     def _ask(self, prompt: Prompt, turn: int, ids: list[int], setting: Setting, *, number: int) -> Request:
         order = rotated(self.methods, number)
-        seed = int(sha256_text(f"{self.seed} {prompt.id} {turn} {setting.label}")[:15], 16)
+        seed = request_seed(self.seed, prompt, turn, setting)
         answers: dict[str, Answer] = {
             name: self.methods[name](self._tensor(ids), self.max_new_tokens, setting, seed) for name in order
         }
@@ -98,11 +98,25 @@ class Runner:
         )
 
     def _fits(self, ids: list[int]) -> bool:
-        limit = self.target.max_positions
-        return limit is None or len(ids) + self.max_new_tokens <= limit
+        return fits(self.target, ids, self.max_new_tokens)
 
     def _tensor(self, ids: list[int]) -> torch.Tensor:
         return torch.tensor([ids], dtype=torch.int64, device=self.target.device)
+
+
+def request_seed(seed: int, prompt: Prompt, turn: int, setting: Setting) -> int:
+    """The row's seed: a function of the request alone, whatever else is evaluated."""
+    return int(sha256_text(f"{seed} {prompt.id} {turn} {setting.label}")[:15], 16)
+
+
+def fits(target: Target, ids: list[int], max_new_tokens: int) -> bool:
+    """Whether prompt and answer lie within the target's positions."""
+    return target.max_positions is None or len(ids) + max_new_tokens <= target.max_positions
+
+
+def first_turn(prompt: Prompt) -> list[dict[str, str]]:
+    """The messages of the prompt's first request."""
+    return _messages(prompt, [], turn=0)
 
 
 def _messages(prompt: Prompt, replies: list[str], *, turn: int) -> list[dict[str, str]]:

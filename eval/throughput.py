@@ -12,11 +12,9 @@ import dataclasses
 import itertools
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from eagle.chat import prompt_ids
@@ -24,6 +22,7 @@ from eagle.checkpoint import load_head
 from eagle.config import read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
+from eagle.eval.batch_answer import BatchAnswer, answer_batch
 from eagle.eval.environment import git_commit, hardware
 from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import load_prompts
@@ -31,19 +30,6 @@ from eagle.eval.settings import Setting, parse_setting
 from eagle.eval.statistics import Estimate, paired_ratio
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """One batch answered by one method."""
-
-    tokens: list[list[int]]
-    seconds: float
-    """Behind the prefill: throughput of decoding"""
-    new_tokens: int
-    """Those made behind the prefill"""
-    accepted: int
-    verify_steps: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +65,7 @@ def measure(
     reference: dict[int, list[int]] = {}  # plain decoding at the first batch size
     with ProgressBar("throughput", total=len(batches) * len(prompts), unit="prompts") as bar:
         for batch in batches:
-            pairs: list[tuple[Group, Group]] = []
+            pairs: list[tuple[BatchAnswer, BatchAnswer]] = []
             for number, start in enumerate(range(0, len(prompts), batch)):
                 rows = prompts[start : start + batch]
                 order = (plain, decoder) if number % 2 == 0 else (decoder, plain)
@@ -98,31 +84,9 @@ def measure(
 
 def _answer(
     decoder: SpeculativeDecoder, prompts: Sequence[list[int]], first: int, setting: Setting, max_new_tokens: int
-) -> Group:
-    width = max(len(ids) for ids in prompts)
-    ids_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, ids in enumerate(prompts):
-        ids_BT[row, width - len(ids) :] = torch.tensor(ids)
-        mask_BT[row, width - len(ids) :] = 1
-    start = time.perf_counter()
-    out = decoder.generate(
-        ids_BT,
-        mask_BT,
-        max_new_tokens=max_new_tokens,
-        seed=[first + row for row in range(len(prompts))],
-        **setting.arguments(),
-    )
-    seconds = time.perf_counter() - start
-    assert out.stats is not None
-    counts = [stats.new_tokens for stats in out.stats]
-    return Group(
-        tokens=[row[width : width + count].tolist() for row, count in zip(out.sequences, counts)],
-        seconds=seconds - out.stats[0].prefill_ms / 1e3,
-        new_tokens=sum(counts) - len(counts),
-        accepted=sum(sum(stats.accepted) for stats in out.stats),
-        verify_steps=sum(stats.verify_steps for stats in out.stats),
-    )
+) -> BatchAnswer:
+    seeds = range(first, first + len(prompts))
+    return answer_batch(decoder, prompts, seeds=seeds, setting=setting, max_new_tokens=max_new_tokens)
 
 
 def _same(
@@ -139,12 +103,13 @@ def _same(
     return found is None or bool(found["tie"])
 
 
-def _point(batch: int, pairs: Sequence[tuple[Group, Group]], different: int) -> BatchPoint:
-    def per_second(groups: Sequence[Group]) -> float:
+def _point(batch: int, pairs: Sequence[tuple[BatchAnswer, BatchAnswer]], different: int) -> BatchPoint:
+    def per_second(groups: Sequence[BatchAnswer]) -> float:
         return sum(group.new_tokens for group in groups) / sum(group.seconds for group in groups)
 
     plain, drafted = [one for one, _ in pairs], [two for _, two in pairs]
-    steps = sum(group.verify_steps for group in drafted)
+    stats = [row for group in drafted for row in group.stats]
+    steps = sum(row.verify_steps for row in stats)
     ratio = paired_ratio(
         [group.seconds / max(1, group.new_tokens) for group in plain],
         [group.seconds / max(1, group.new_tokens) for group in drafted],
@@ -154,7 +119,7 @@ def _point(batch: int, pairs: Sequence[tuple[Group, Group]], different: int) -> 
         batch=batch,
         plain_tokens_per_second=per_second(plain),
         tokens_per_second=per_second(drafted),
-        tau=1 + sum(group.accepted for group in drafted) / max(1, steps),
+        tau=1 + sum(sum(row.accepted) for row in stats) / max(1, steps),
         different=different,
         speedup=None if different else ratio,
     )

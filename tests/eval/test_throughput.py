@@ -11,6 +11,7 @@ from eagle.config import DecodeConfig, read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import throughput
+from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
 from eagle.eval.throughput import BatchPoint, crossing, main, measure
@@ -47,7 +48,7 @@ def test_a_batch_size_whose_tokens_differ_gets_no_ratio(
 ) -> None:
     honest = throughput._answer
 
-    def lying(which: SpeculativeDecoder, prompts: list[list[int]], *rest: object) -> throughput.Group:
+    def lying(which: SpeculativeDecoder, prompts: list[list[int]], *rest: object) -> BatchAnswer:
         group = honest(which, prompts, *rest)
         if which.drafter is not None and len(prompts) == 2:
             group.tokens[1][0] += 1

@@ -1,0 +1,60 @@
+"""Several prompts answered in one ragged batch by our own decoder."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import torch
+
+from eagle.decode import SpeculativeDecoder
+from eagle.eval.settings import Setting
+from eagle.stats import DecodeStats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchAnswer:
+    """What a batch said."""
+
+    tokens: list[list[int]]
+    """New tokens of each row"""
+    stats: list[DecodeStats]
+    seconds: float
+    """Wall clock behind the prefill"""
+
+    @property
+    def new_tokens(self) -> int:
+        """Those made behind the prefill, over all rows."""
+        return sum(len(row) - 1 for row in self.tokens)
+
+
+def answer_batch(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[list[int]],
+    *,
+    seeds: Sequence[int],
+    setting: Setting,
+    max_new_tokens: int,
+) -> BatchAnswer:
+    """prompts: token ids, padded on the left here; seeds: one per row."""
+    width = max(len(ids) for ids in prompts)
+    ids_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, ids in enumerate(prompts):
+        ids_BT[row, width - len(ids) :] = torch.tensor(ids)
+        mask_BT[row, width - len(ids) :] = 1
+    device = decoder.target.device
+    start = time.perf_counter()
+    out = decoder.generate(
+        ids_BT.to(device),
+        mask_BT.to(device),
+        max_new_tokens=max_new_tokens,
+        seed=list(seeds),
+        **setting.arguments(),
+    )
+    seconds = time.perf_counter() - start
+    assert out.stats is not None
+    return BatchAnswer(
+        tokens=[row[width : width + stats.new_tokens].tolist() for row, stats in zip(out.sequences, out.stats)],
+        stats=out.stats,
+        seconds=seconds - out.stats[0].prefill_ms / 1e3,
+    )

@@ -1,0 +1,168 @@
+"""`eagle eval RECIPE --check exact`: does drafting leave every token as plain decoding would have said it?
+
+Every prompt's first turn is answered in ragged batches, with and without drafting, under every sampling setting and with the
+same seeds. Each answer must be equal token for token, or leave the plain one first at a numerical tie, which is listed.
+Speed is not measured: `eagle eval` does that, one request at a time.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from eagle.chat import prompt_ids
+from eagle.checkpoint import head_hash
+from eagle.config import Recipe, as_dict
+from eagle.decode import SpeculativeDecoder
+from eagle.drafters import NEEDS_HEAD
+from eagle.errors import EagleError
+from eagle.eval.answers import Answer, AnswerLog, Request
+from eagle.eval.batch_answer import answer_batch
+from eagle.eval.environment import git_commit, hardware, package_version, versions
+from eagle.eval.exactness import divergence, exactness
+from eagle.eval.methods import PLAIN
+from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
+from eagle.eval.runner import first_turn, fits, request_seed
+from eagle.eval.settings import Setting, parse_settings
+from eagle.files import write_json
+from eagle.progress import ProgressBar, console
+from eagle.rules import make_rule
+from eagle.target import Target
+from eagle.verify import Coupled
+
+DRAFTED = "drafted"
+BATCH = 8
+"""Prompts answered together"""
+
+
+def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
+    """True when no answer differs otherwise than at a tie; writes eval/exactness.json and prints a table.
+
+    A killed check continues. Raises EagleError for a rule whose tokens are another draw of the distribution, a missing head,
+    or prompts that are all too long.
+    """
+    rule = make_rule(recipe.decode.rule)
+    if not isinstance(rule, Coupled):
+        raise EagleError(
+            f'the rule "{rule.name}" does not promise plain decoding\'s tokens; check decode.rule coupled, or the '
+            "distribution: python -m eagle.eval.chi_square"
+        )
+    head = recipe.head_dir if head is None and recipe.decode.drafter in NEEDS_HEAD else head
+    prompts, settings = load_prompts(recipe.eval.prompts, recipe.eval.limit), parse_settings(recipe.eval.sampling)
+    target = Target.from_config(recipe.target, recipe.data.chat_template)
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=recipe.decode)
+    identity = {
+        "check": "exact",
+        "version": package_version(),
+        "target": target.identity(),
+        "head_sha256": None if head is None else head_hash(head),
+        "prompts_sha256": prompts_sha256(prompts),
+        "eval": as_dict(recipe.eval),
+        "decode": as_dict(recipe.decode),
+    }
+    with AnswerLog(recipe.eval_dir / "exactness.jsonl", identity) as log:
+        skipped = _answer_all(decoder, prompts, settings, recipe, log)
+        requests = list(log.requests.values())
+    if not requests:
+        raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
+    result: dict[str, Any] = {
+        "identity": identity,
+        "skipped": skipped,
+        "settings": {one.label: _summary([r for r in requests if r.setting == one.label]) for one in settings},
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": git_commit(),
+    }
+    write_json(recipe.eval_dir / "exactness.json", result)
+    _print(result)
+    console.print(f"eval: {recipe.eval_dir / 'exactness.json'} holds this and every tie", markup=False, soft_wrap=True)
+    return not any(body["different"] for body in result["settings"].values())
+
+
+def _answer_all(
+    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], settings: Sequence[Setting], recipe: Recipe, log: AnswerLog
+) -> list[str]:
+    """Fills the log; returns the ids of prompts that are too long."""
+    target, limit = decoder.target, recipe.eval.max_new_tokens
+    ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
+    fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], limit)]
+    with ProgressBar("check", total=len(fitting) * len(settings), unit="answers", done=len(log.requests)) as bar:
+        for setting in settings:
+            missing = [prompt for prompt in fitting if (prompt.id, 0, setting.label) not in log.requests]
+            for start in range(0, len(missing), BATCH):
+                batch = missing[start : start + BATCH]
+                rows = [ids[prompt.id] for prompt in batch]
+                seeds = [request_seed(recipe.eval.seed, prompt, 0, setting) for prompt in batch]
+                plain = answer_batch(decoder.plain(), rows, seeds=seeds, setting=setting, max_new_tokens=limit)
+                drafted = answer_batch(decoder, rows, seeds=seeds, setting=setting, max_new_tokens=limit)
+                for row, prompt in enumerate(batch):
+                    found = divergence(
+                        target,
+                        prompt_ids=rows[row],
+                        tokens=drafted.tokens[row],
+                        reference=plain.tokens[row],
+                        versus=PLAIN,
+                        sampling=setting.seeded(seeds[row]),
+                    )
+                    answers = {PLAIN: plain, DRAFTED: drafted}
+                    log.append(
+                        Request(
+                            prompt=prompt.id,
+                            turn=0,
+                            category=prompt.category,
+                            setting=setting.label,
+                            seed=seeds[row],
+                            prompt_tokens=len(rows[row]),
+                            order=list(answers),
+                            answers={
+                                name: Answer(
+                                    tokens=answer.tokens[row],
+                                    seconds=answer.seconds,
+                                    first_token_seconds=answer.stats[row].prefill_ms / 1e3,
+                                    accepted=answer.stats[row].accepted,
+                                )
+                                for name, answer in answers.items()
+                            },
+                            divergences={DRAFTED: found} if found is not None else {},
+                        )
+                    )
+                bar.advance(len(batch))
+    return [prompt.id for prompt in prompts if prompt not in fitting]
+
+
+def _summary(requests: Sequence[Request]) -> dict[str, Any]:
+    counts = exactness(requests, DRAFTED)
+    steps = [accepted for request in requests for accepted in request.answers[DRAFTED].accepted]
+    return {
+        "answers": counts.requests,
+        "tokens": sum(len(request.answers[DRAFTED].tokens) for request in requests),
+        "equal": counts.equal,
+        "ties": counts.ties,
+        "different": counts.different,
+        "tau": 1 + sum(steps) / max(1, len(steps)),
+        "divergences": [{"prompt": r.prompt, **r.divergences[DRAFTED]} for r in requests if DRAFTED in r.divergences],
+    }
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    out = Console(highlight=False)
+    table = Table(title="drafted against plain, same seeds", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("sampling", "answers", "tokens", "equal", "ties", "different", "tau"):
+        table.add_column(heading, justify="left" if heading == "sampling" else "right")
+    for label, body in result["settings"].items():
+        cells = [f"{body[key]:,}" for key in ("answers", "tokens", "equal", "ties", "different")]
+        table.add_row(label, *cells, f"{body['tau']:.2f}")
+    out.print(table)
+    for label, body in result["settings"].items():
+        for found in body["divergences"]:
+            kind = "tie" if found["tie"] else "DIFFERENT"
+            out.print(
+                f"{label}: {found['prompt']} leaves plain at token {found['index']} ({kind}): margin {found['margin']:.2g}, "
+                f"a tie below {found['tie_below']:.2g}",
+                markup=False,
+                soft_wrap=True,
+            )
+    if result["skipped"]:
+        out.print(f"too long, passed over: {', '.join(result['skipped'])}", markup=False, soft_wrap=True)

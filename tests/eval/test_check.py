@@ -1,0 +1,81 @@
+"""`eagle eval --check exact`: equal answers pass, a different one fails and is named, a kill loses no finished batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle.checkpoint import save_head
+from eagle.cli import main
+from eagle.config import Recipe, read_recipe
+from eagle.errors import EagleError
+from eagle.eval import check
+from eagle.eval.batch_answer import BatchAnswer
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from tests.recipes import write_recipe
+
+torch.set_num_threads(1)
+SAMPLING = ["T=0", "T=0.7", "T=1 top_p=0.9"]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    recipe = read_recipe(write_recipe(tmp_path), [f"--eval.sampling={json.dumps(SAMPLING)}"])
+    torch.manual_seed(0)
+    config = EagleHeadConfig.for_target(Target.from_config(recipe.target).config, initializer_range=0.2)
+    save_head(EagleHead(config), recipe.head_dir)
+    return recipe
+
+
+def test_every_prompt_is_checked_under_every_setting(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.check_exact(recipe)
+    result = json.loads((recipe.eval_dir / "exactness.json").read_text())
+    assert list(result["settings"]) == SAMPLING
+    for body in result["settings"].values():
+        assert (body["answers"], body["equal"], body["different"]) == (2, 2, 0)
+        assert body["tokens"] > 2
+        assert body["tau"] >= 1
+    assert "T=1 top_p=0.9" in capsys.readouterr().out
+
+
+def test_a_different_token_fails_the_command_and_is_named(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = check.answer_batch
+
+    def lying(decoder: object, rows: object, **rest: object) -> BatchAnswer:
+        answer = honest(decoder, rows, **rest)
+        if decoder.drafter is not None:
+            answer.tokens[0][3] = (answer.tokens[0][3] + 1) % 300
+        return answer
+
+    monkeypatch.setattr(check, "answer_batch", lying)
+    assert main(["eval", str(tmp_path / "recipe.yaml"), "--check", "exact"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "leaves plain at token 3 (DIFFERENT)" in printed
+
+
+def test_a_killed_check_continues_behind_the_last_finished_batch(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, calls = check.answer_batch, []
+
+    def counted(*arguments: object, **rest: object) -> BatchAnswer:
+        if len(calls) == 3:
+            calls.append("killed")
+            raise KeyboardInterrupt
+        calls.append("answered")
+        return honest(*arguments, **rest)
+
+    monkeypatch.setattr(check, "answer_batch", counted)
+    with pytest.raises(KeyboardInterrupt):
+        check.check_exact(recipe)
+    assert check.check_exact(recipe)
+    assert len(calls) == 8, "one batch of the second setting is answered again, the first setting is not"
+
+
+def test_a_rule_without_that_promise_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(EagleError, match=r"rejection.*does not promise"):
+        check.check_exact(read_recipe(tmp_path / "recipe.yaml", ["--decode.rule", "rejection"]))
