@@ -1,5 +1,6 @@
-"""The unrolled chain and the validation's numbers, against a head that is really chained position by position."""
+"""The validation's numbers, against a head that is really chained position by position."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,15 +8,17 @@ import torch
 from torch.nn import functional
 
 from eagle.data.store import Document
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.token_layers import TokenLayers
-from eagle.train import chain, loss, metrics
-from eagle.train.chain import unroll
+from eagle.train import chunks
 from eagle.train.metrics import Tally, tally_document
+from eagle.train.objective import Objective
 from eagle.vocab import DraftTokens, DraftVocabulary
 from tests.tiny import tiny_model
 
 DEPTH = 3
+OBJECTIVE = Objective(regression_weight=1.0, classification_weight=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +43,15 @@ def _document(tokens_count: int = 14) -> Document:
     return Document(id="d", input_ids_T=ids_T[0], loss_mask_T=mask_T, features_TH=features_TH, aux_TA=None)
 
 
-def _chained(head: EagleHead, document: Document, tokens: TokenLayers, start: int) -> list[torch.Tensor]:
+def _chained(head: DraftHead, document: Document, tokens: TokenLayers, start: int) -> list[torch.Tensor]:
     """Drafts from index `start` on: plain causal forwards over a sequence that grows by the head's own features."""
     embeddings_TH = tokens.embed(document.input_ids_T[None])[0]
-    features, predictions = list(document.features_TH[: start + 1]), []
+    features, predictions = list(head.fuse(document.states)[: start + 1]), []
     while len(predictions) < DEPTH and start + 1 + len(predictions) <= len(embeddings_TH) - 2:
         inputs_1TH = torch.stack(features)[None]
         predictions.append(head(inputs_1TH, embeddings_TH[None, 1 : 1 + len(features)])[0, -1])
         features.append(predictions[-1])
     return predictions
-
-
-@pytest.mark.parametrize("block", [3, 512])
-def test_unrolled_chains_equal_chains_drafted_one_by_one(
-    block: int, head: EagleHead, tokens: TokenLayers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain, "QUERY_BLOCK", block)
-    document = _document()
-    embeddings_TH = tokens.embed(document.input_ids_T[None])[0]
-    steps = unroll(head, features_TH=document.features_TH, embeddings_TH=embeddings_TH, depth=DEPTH)
-    assert [len(step) for step in steps] == [12, 11, 10]
-    for start in range(12):
-        for step, prediction_H in enumerate(_chained(head, document, tokens, start)):
-            torch.testing.assert_close(steps[step][start], prediction_H, rtol=1e-4, atol=1e-5)
 
 
 def _naive(head: EagleHead, document: Document, tokens: TokenLayers) -> dict[str, Any]:
@@ -104,15 +93,16 @@ def _naive(head: EagleHead, document: Document, tokens: TokenLayers) -> dict[str
 
 def _summary(head: Any, document: Document, tokens: TokenLayers) -> dict[str, Any]:
     tally = Tally(DEPTH, torch.device("cpu"))
-    tally_document(tally, head, document, tokens=DraftTokens(tokens), device=torch.device("cpu"))
-    return tally.summary(regression_weight=1.0, classification_weight=0.1)
+    where = torch.device("cpu")
+    tally_document(tally, head, document, tokens=DraftTokens(tokens), objective=OBJECTIVE, device=where)
+    return tally.summary(OBJECTIVE)
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
 def test_validation_numbers_equal_their_definitions(
     chunk_rows: int, head: EagleHead, tokens: TokenLayers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", chunk_rows * tokens.vocab_size)
+    monkeypatch.setitem(chunks.CHUNK_ELEMENTS, "cpu", chunk_rows * tokens.vocab_size)
     document = _document()
     ours, naive = _summary(head, document, tokens), _naive(head, document, tokens)
     assert 0 < naive["val_agreement"][0] < 1, "the case must tell something"
@@ -120,7 +110,39 @@ def test_validation_numbers_equal_their_definitions(
     for key, value in naive.items():
         assert ours[key] == pytest.approx(value, rel=1e-4), key
     assert ours["val_loss"] == pytest.approx(naive["val_regression"] + 0.1 * naive["val_classification"], rel=1e-4)
-    assert loss.CHUNK_ELEMENTS  # the constant that training's loss shares
+
+
+@torch.no_grad()
+def test_an_eagle3_head_is_judged_by_its_own_lm_head_over_its_own_features(tokens: TokenLayers) -> None:
+    torch.manual_seed(3)
+    head = Eagle3Head(Eagle3HeadConfig.for_target(tiny_model("llama").config, vocab_size=3, initializer_range=0.3))
+    document, target = _document(), tiny_model("llama").model
+    hidden = target(document.input_ids_T[None], output_hidden_states=True).hidden_states
+    document = dataclasses.replace(document, aux_TA=torch.cat([layer[0] for layer in hidden[:3]], dim=-1))
+    counted, acceptance, attempts, agreed = ([0.0] * DEPTH for _ in range(4))
+    for start in range(12):
+        alive = True
+        for depth, prediction_H in enumerate(_chained(head, document, tokens, start)):
+            judged = bool(document.loss_mask_T[start + 2 + depth])
+            p_V = tokens.logits(document.features_TH[start + 1 + depth]).softmax(-1)
+            q_V = head.lm_head(head.norm(prediction_H)).softmax(-1)
+            counted[depth] += judged
+            acceptance[depth] += torch.minimum(p_V, q_V).sum().item() * judged
+            alive = alive and judged
+            attempts[depth] += alive
+            alive = alive and bool(p_V.argmax() == q_V.argmax())
+            agreed[depth] += alive
+    assert 0 < agreed[0] < attempts[0], "the case must tell something"
+    objective = Objective(regression_weight=0.0, classification_weight=1.0)
+    tally = Tally(DEPTH, torch.device("cpu"))
+    draft_tokens, where = DraftTokens(tokens), torch.device("cpu")
+    tally_document(tally, head, document, tokens=draft_tokens, objective=objective, device=where)
+    summary = tally.summary(objective)
+    assert summary["val_acceptance"] == pytest.approx([a / c for a, c in zip(acceptance, counted)], rel=1e-4)
+    assert tally.attempts_K.tolist() == attempts
+    assert tally.agreed_K.tolist() == agreed
+    assert summary["val_regression"] is None
+    assert summary["val_loss"] == summary["val_classification"]
 
 
 class _Oracle:
@@ -129,9 +151,17 @@ class _Oracle:
     def __init__(self, document: Document, good: int):
         self.features_TH, self.good = document.features_TH, good
 
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def logits(self, predictions: torch.Tensor, tokens: DraftTokens) -> torch.Tensor:
+        return tokens.logits(predictions)
+
     def __call__(self, features: Any, embeddings: Any, positions_BT: torch.Tensor, attend: Any) -> torch.Tensor:
+        attend(*[torch.zeros(1, 1, features.shape[1], 8)] * 3)
         depth = int(positions_BT[0, 0])
-        true_TH = self.features_TH[1 + depth : 1 + depth + features.shape[1]]
+        true_TH = torch.zeros_like(features[0])
+        true_TH[: -1 - depth] = self.features_TH[1 + depth :]
         return (true_TH if depth < self.good else -true_TH)[None]
 
 
@@ -180,8 +210,8 @@ def test_a_reduced_vocabulary_is_judged_by_the_full_distribution(head: EagleHead
     assert 0 < outside < counted[0]
     tally = Tally(DEPTH, torch.device("cpu"))
     tokens = DraftTokens(full, vocabulary)
-    tally_document(tally, head, document, tokens=tokens, device=torch.device("cpu"))
-    summary = tally.summary(regression_weight=1.0, classification_weight=0.1)
+    tally_document(tally, head, document, tokens=tokens, objective=OBJECTIVE, device=torch.device("cpu"))
+    summary = tally.summary(OBJECTIVE)
     assert summary["val_acceptance"] == pytest.approx([a / c for a, c in zip(acceptance, counted)], rel=1e-4)
     assert summary["val_classification"] == pytest.approx(classification / counted[0], rel=1e-4)
     assert tally.agreed_K[0] == agreed
@@ -196,7 +226,7 @@ def test_a_perfect_head_agrees_wherever_its_vocabulary_has_the_targets_token() -
     tally = Tally(1, torch.device("cpu"))
     tokens = DraftTokens(full, DraftVocabulary(target_ids_D=torch.tensor(ids), target_size=384))
     oracle: Any = _Oracle(document, 1)
-    tally_document(tally, oracle, document, tokens=tokens, device=torch.device("cpu"))
+    tally_document(tally, oracle, document, tokens=tokens, objective=OBJECTIVE, device=torch.device("cpu"))
     judged = [int(greedy_T[m - 1]) in ids for m in range(2, 40) if document.loss_mask_T[m]]
     assert 0 < sum(judged) < len(judged)
     assert (tally.agreed_K[0], tally.attempts_K[0]) == (sum(judged), len(judged))

@@ -1,0 +1,71 @@
+"""The divergences' values and analytic gradients against autograd of the plain formulas."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from eagle.train.divergences import DIVERGENCES, Teacher, top_k
+
+PLAIN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "soft_ce": lambda p, q: -(p * q.log()).sum(-1),
+    "kl": lambda p, q: (p * (p / q).log()).sum(-1),
+    "reverse_kl": lambda p, q: (q * (q / p).log()).sum(-1),
+    "js": lambda p, q: ((p * (2 * p / (p + q)).log()).sum(-1) + (q * (2 * q / (p + q)).log()).sum(-1)) / 2,
+    "tv": lambda p, q: 1 - torch.minimum(p, q).sum(-1),
+}
+
+
+def _logits(seed: int, scale: float = 2.0) -> torch.Tensor:
+    return scale * torch.randn(6, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_every_name_has_a_formula() -> None:
+    assert PLAIN.keys() == DIVERGENCES.keys()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_values_and_gradients_equal_the_formula(name: str) -> None:
+    z = _logits(1).requires_grad_()
+    p = _logits(0).softmax(-1)
+    expected = PLAIN[name](p, z.softmax(-1))
+    losses, slope = DIVERGENCES[name](Teacher(_logits(0)), z.detach().log_softmax(-1))
+    torch.testing.assert_close(losses, expected.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), z)[0])
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_distributions_without_overlap_stay_finite(name: str) -> None:
+    """Probabilities below the smallest float32."""
+    teacher, z = torch.zeros(1, 5), torch.zeros(1, 5)
+    teacher[0, 0], z[0, 1] = 300.0, 300.0
+    losses, slope = DIVERGENCES[name](Teacher(teacher), z.log_softmax(-1))
+    assert losses.isfinite().all()
+    assert slope.isfinite().all()
+    bounds = {"js": math.log(2), "tv": 1.0}
+    if name in bounds:
+        assert losses.item() == pytest.approx(bounds[name])
+
+
+@pytest.mark.parametrize("name", ["kl", "reverse_kl", "js", "tv"])
+def test_a_perfect_head_has_no_loss_and_no_gradient(name: str) -> None:
+    losses, slope = DIVERGENCES[name](Teacher(_logits(0)), _logits(0).log_softmax(-1))
+    torch.testing.assert_close(losses, torch.zeros(6, dtype=torch.float64))
+    if name != "tv":  # which has a kink there
+        torch.testing.assert_close(slope, torch.zeros(6, 11, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [1, 4, 11])
+def test_top_k_is_the_cross_entropy_of_the_likeliest_tokens(count: int) -> None:
+    z, p = _logits(1).requires_grad_(), _logits(0).softmax(-1)
+    kept = p >= p.sort(dim=-1, descending=True).values[:, count - 1 : count]
+    expected = -(torch.where(kept, p, 0.0) * z.log_softmax(-1)).sum(-1)
+    losses, slope = top_k(Teacher(_logits(0)), z.detach().log_softmax(-1), count=count)
+    torch.testing.assert_close(losses, expected.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), z)[0])
+
+
+def test_a_part_of_a_teacher_is_that_teacher_at_those_positions() -> None:
+    chosen = torch.tensor([True, False, True, True, False, False])
+    torch.testing.assert_close(Teacher(_logits(0)).at(chosen).p, _logits(0)[chosen].softmax(-1))
