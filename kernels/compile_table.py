@@ -173,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variants = [
         v for v in offered(args.kernel or folders(), representative=args.representative) if args.match in v.name
     ]
-    wanted = [(v.kernel, v.name, arch) for v in variants for arch in args.arch or ARCHITECTURES]
+    wanted = [
+        (v.kernel, v.name, arch) for v in variants for arch in args.arch or ARCHITECTURES if arch in v.architectures
+    ]
     rows = []
     for row in compiled(wanted, jobs=args.jobs):
         rows.append(row)

@@ -10,12 +10,13 @@ from eagle.kernels.dispatch import interpreting
 def precision(dtype: torch.dtype) -> str:
     """What `dot` is told for operands of this type.
 
-    float32 operands are multiplied as such ("ieee": no TF32), so that fp32 decoding stays exact. Triton's interpreter
-    multiplies bfloat16 by its bit patterns: there the operands are widened first, which changes no product.
+    float32 operands are split into two TF32 numbers each and multiplied in three tensor-core products ("tf32x3"): what is
+    dropped is below one rounding of float32, and the registers suffice where "ieee" spills. Half types multiply exactly.
+    Triton's interpreter multiplies bfloat16 by its bit patterns: there the operands are widened first, to the same result.
     """
     if dtype == torch.bfloat16 and interpreting():
         return "widened"
-    return "ieee"
+    return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
 @triton.jit

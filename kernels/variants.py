@@ -29,6 +29,8 @@ class Variant:
     """Value of every tl.constexpr argument."""
     divisible: frozenset[str] = frozenset()
     """Runtime arguments (pointers, strides) known to be multiples of 16 bytes (pointers) or 16 (integers)."""
+    architectures: tuple[int, ...] = (80, 90, 100)
+    """Compute capabilities it is launched on (A100, H100 / H200, B200)."""
     num_warps: int = 4
     num_stages: int = 2
     no_spills: bool = False

@@ -26,6 +26,9 @@ from eagle.kernels.variants import TYPES, Variant
 HEAD_DIMS = (64, 80, 96, 128, 256)
 """What the compile table covers; any head dim up to the last is taken."""
 LOG2_E = 1.4426950408889634
+_NOT_SPECIALISED = ["nodes", "kv_heads", "members", "columns", "words", "offset", "splits", "window"]
+"""Integers that change from launch to launch: no version of its own where one happens to be 1 or a multiple of 16."""
+_STRIDES = "query_b query_h query_n key_b key_h key_s value_b value_h value_s".split()
 
 
 @triton.jit
@@ -58,11 +61,25 @@ def _fold(scores, v, acc, peak, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _tile(pointers, used, dims, MASKED: tl.constexpr, PADDED: tl.constexpr):
+    """Loads keys or values. used: which of the tile's slots, read when MASKED; dims: which lanes, read when PADDED."""
+    if MASKED and PADDED:
+        tile = tl.load(pointers, mask=used & dims, other=0.0)
+    elif MASKED:
+        tile = tl.load(pointers, mask=used, other=0.0)
+    elif PADDED:
+        tile = tl.load(pointers, mask=dims, other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
 def _either(a, b):
     return a | b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NOT_SPECIALISED)
 def _attend(
     Query, Key, Value, Out, PartOut, PartLse, Lengths, Bits, QueryDepths, ColumnDepths,
     scale_log2, softcap, window, nodes, kv_heads, members, columns, words, offset, splits,
@@ -109,18 +126,18 @@ def _attend(
     n = tl.arange(0, BN)
     key_tile = n[None, :] * key_s + dim[:, None]
     value_tile = n[:, None] * value_s + dim[None, :]
+    PADDED: tl.constexpr = D != DP
     key_dims, value_dims = (dim < D)[:, None], (dim < D)[None, :]
     whole = start if WINDOW else start + tl.maximum(end - start, 0) // BN * BN
     for at in tl.range(start, whole, BN):
-        k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=key_dims, other=0.0)
-        v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=value_dims, other=0.0)
+        k = _tile(Key + tl.cast(at, tl.int64) * key_s + key_tile, True, key_dims, False, PADDED)
+        v = _tile(Value + tl.cast(at, tl.int64) * value_s + value_tile, True, value_dims, False, PADDED)
         scores = _scores(q, k, True, scale_log2, softcap, False, SOFTCAP, PRECISION)
         acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
-    MASKED_STAGES: tl.constexpr = None if WINDOW else 1  # without a window there is one masked tile at most
-    for at in tl.range(whole, end, BN, num_stages=MASKED_STAGES):
+    for at in tl.range(whole, end, BN):
         there = at + n < end
-        k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=there[None, :] & key_dims, other=0.0)
-        v = tl.load(Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=there[:, None] & value_dims, other=0.0)
+        k = _tile(Key + tl.cast(at, tl.int64) * key_s + key_tile, there[None, :], key_dims, True, PADDED)
+        v = _tile(Value + tl.cast(at, tl.int64) * value_s + value_tile, there[:, None], value_dims, True, PADDED)
         seen = there[None, :]
         if WINDOW:
             seen = seen & ((at + n)[None, :] > oldest[:, None])
@@ -132,7 +149,7 @@ def _attend(
         last = tl.minimum((tl.minimum(block * BM + BM, nodes * members) - 1) // members + offset + 1, columns)
         Key += length.to(tl.int64) * key_s
         Value += length.to(tl.int64) * value_s
-        for at in tl.range(0, last, BN, num_stages=1):
+        for at in tl.range(0, last, BN):
             column = at + n
             word = tl.load(Bits + (row_b * nodes + node) * words + at // 64, mask=real, other=0) >> (at % 64)
             # Bits are tested in 32-bit halves: half the registers.
@@ -143,10 +160,8 @@ def _attend(
                 seen = seen & ((length + place)[None, :] > oldest[:, None])
             # A column that nobody sees may never have been written.
             used = ((tl.reduce(word, 0, _either) >> n.to(tl.int64)) & 1) != 0
-            k = tl.load(Key + tl.cast(at, tl.int64) * key_s + key_tile, mask=used[None, :] & key_dims, other=0.0)
-            v = tl.load(
-                Value + tl.cast(at, tl.int64) * value_s + value_tile, mask=used[:, None] & value_dims, other=0.0
-            )
+            k = _tile(Key + tl.cast(at, tl.int64) * key_s + key_tile, used[None, :], key_dims, True, PADDED)
+            v = _tile(Value + tl.cast(at, tl.int64) * value_s + value_tile, used[:, None], value_dims, True, PADDED)
             scores = _scores(q, k, seen, scale_log2, softcap, True, SOFTCAP, PRECISION)
             acc, peak, total = _fold(scores, v, acc, peak, total, PRECISION)
 
@@ -165,7 +180,7 @@ def _attend(
         tl.store(PartOut + first * D + out_tile, acc, mask=(real & some)[:, None] & value_dims)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _merge(Out, PartOut, PartLse, rows, splits, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr):
     """Joins the splits' results [P, rows, D] by their log-sum-exps [P, rows] (base 2) into Out [rows, D]."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -206,13 +221,21 @@ class Tiling:
 ROW_BLOCKS = (16, 32, 64, 128)
 
 
-def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The tiling for M packed query rows."""
-    wide, single = head_dim > 128, dtype == torch.float32
-    largest = 16 if single and wide else 32 if single else 64 if wide else 128
+def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int) -> Tiling:
+    """The tiling for M packed query rows on a device of this compute capability (80, 90, 100 ...).
+
+    The largest tiles that spill nothing: on sm_80 each warp holds whole key and value tiles in registers.
+    """
+    if dtype == torch.float32:
+        largest, slots = (32, 32) if head_dim <= 64 else (16, 32) if head_dim <= 128 else (16, 16)
+    elif head_dim <= 128:
+        largest, slots = 128, 32 if head_dim > 64 and capability < 90 else 64
+    else:
+        largest, slots = 64, 32
     rows = min(largest, max(16, triton.next_power_of_2(packed_rows)))
-    slots = 32 if wide or single else 64
-    return Tiling(rows=rows, slots=slots, num_warps=8 if rows == 128 else 4, num_stages=2)
+    return Tiling(
+        rows=rows, slots=slots, num_warps=8 if rows == 128 or (rows == 64 and head_dim > 128) else 4, num_stages=2
+    )
 
 
 def splits_for(*, programs: int, packed_rows: int, slots: int, processors: int) -> int:
@@ -245,19 +268,20 @@ def launch(
     kv_heads, slots = key_BkSd.shape[1:3]
     columns = column_depths_BC.shape[1]
     packed_rows = nodes * (heads // kv_heads)
-    tile = tiling(packed_rows, head_dim, query_BhNd.dtype)
+    device = query_BhNd.device
+    tile = tiling(packed_rows, head_dim, query_BhNd.dtype, _capability(device))
     blocks = triton.cdiv(packed_rows, tile.rows)
     if splits is None:
         splits = splits_for(
             programs=blocks * batch * kv_heads,
             packed_rows=packed_rows,
             slots=slots,
-            processors=_processors(query_BhNd.device),
+            processors=_processors(device),
         )
     out_BNhd = query_BhNd.new_empty(batch, nodes, heads, head_dim)
     scratch = 0 if splits == 1 else splits * batch * nodes * heads
-    part_out = torch.empty(scratch * head_dim, dtype=torch.float32, device=query_BhNd.device)
-    part_lse = torch.empty(scratch, dtype=torch.float32, device=query_BhNd.device)
+    part_out = torch.empty(scratch * head_dim, dtype=torch.float32, device=device)
+    part_lse = torch.empty(scratch, dtype=torch.float32, device=device)
     padded = triton.next_power_of_2(head_dim)
     _attend[(blocks, batch * kv_heads, splits)](
         query_BhNd, key_BkSd, value_BkSd, out_BNhd, part_out, part_lse,
@@ -280,12 +304,15 @@ def launch(
 MERGE_ROWS = 4
 
 
+def _capability(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 90  # interpreted
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-_INTEGERS = "nodes kv_heads members columns words offset splits window"
-_STRIDES = "query_b query_h query_n key_b key_h key_s value_b value_h value_s"
 
 
 def variants() -> Iterator[Variant]:
@@ -293,36 +320,38 @@ def variants() -> Iterator[Variant]:
     for head_dim, dtype in product(HEAD_DIMS, TYPES):
         element = TYPES[dtype]
         padded = triton.next_power_of_2(head_dim)
-        seen = set()
-        for rows, window, softcap in product(ROW_BLOCKS, (False, True), (False, True)):
-            tile = tiling(rows, head_dim, dtype)
-            if (tile, window, softcap) in seen:
-                continue
-            seen.add((tile, window, softcap))
+        shipped: dict[Tiling, list[int]] = {}
+        for rows, arch in product(ROW_BLOCKS, (80, 90, 100)):
+            archs = shipped.setdefault(tiling(rows, head_dim, dtype, arch), [])
+            if arch not in archs:
+                archs.append(arch)
+        pointers = dict.fromkeys(("Query", "Key", "Value", "Out"), f"*{element}")
+        pointers |= dict.fromkeys(("PartOut", "PartLse"), "*fp32")
+        pointers |= dict.fromkeys(("Lengths", "Bits", "QueryDepths", "ColumnDepths"), "*i64")
+        integers = dict.fromkeys([*_NOT_SPECIALISED, *_STRIDES], "i32")
+        for (tile, archs), window, softcap in product(shipped.items(), (False, True), (False, True)):
             flags = (" window" if window else "") + (" softcap" if softcap else "")
-            pointers = dict.fromkeys(("Query", "Key", "Value", "Out"), f"*{element}")
-            pointers |= dict.fromkeys(("PartOut", "PartLse"), "*fp32")
-            pointers |= dict.fromkeys(("Lengths", "Bits", "QueryDepths", "ColumnDepths"), "*i64")
+            sampled = {
+                (64, "bf16", 16, True),
+                (128, "bf16", 64, False),
+                (128, "bf16", 128, True),
+                (80, "fp32", 16, True),
+            }
             yield Variant(
                 kernel="tree_attention",
-                name=f"d{head_dim} {element} rows{tile.rows}{flags}",
+                name=f"d{head_dim} {element} {tile.rows}x{tile.slots}{flags}",
                 function=_attend,
-                types={
-                    **pointers,
-                    **{"scale_log2": "fp32", "softcap": "fp32"},
-                    **dict.fromkeys((_INTEGERS + " " + _STRIDES).split(), "i32"),
-                },
+                types={**pointers, **integers, "scale_log2": "fp32", "softcap": "fp32"},
                 constants={
                     "D": head_dim, "DP": padded, "BM": tile.rows, "BN": tile.slots,
                     "WINDOW": window, "SOFTCAP": softcap, "PRECISION": precision(dtype),
                 },
-                divisible=frozenset([*pointers, *_STRIDES.split()]),
+                divisible=frozenset([*pointers, *_STRIDES]),
+                architectures=tuple(archs),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
                 no_spills=head_dim in (64, 128),
-                representative=(head_dim, element, window) in {(64, "bf16", True), (128, "bf16", False), (80, "fp32", True)}
-                and (softcap == window)
-                and tile.rows in (16, 64),
+                representative=(head_dim, element, tile.rows, window) in sampled and window == softcap,
             )  # fmt: skip
         yield Variant(
             kernel="tree_attention",
