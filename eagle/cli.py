@@ -205,7 +205,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
-        from eagle.eval.environment import package_version
+        from eagle.environment import package_version
 
         print(f"eagle {package_version()}")
         parser.exit()

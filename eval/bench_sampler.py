@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from eagle.environment import git_commit, hardware
 from eagle.eval.alias_table import build_alias, draw_alias
-from eagle.eval.environment import git_commit, hardware
 from eagle.eval.statistics import chi_square_p_value
 from eagle.sampling import RowSampler, Sampling
 

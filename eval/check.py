@@ -17,10 +17,10 @@ from eagle.checkpoint import head_hash
 from eagle.config import Recipe, as_dict
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import NEEDS_HEAD
+from eagle.environment import git_commit, hardware, package_version, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
-from eagle.eval.environment import git_commit, hardware, package_version, versions
 from eagle.eval.exactness import divergence, exactness
 from eagle.eval.methods import PLAIN
 from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256

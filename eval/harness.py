@@ -15,9 +15,9 @@ import yaml
 
 from eagle.checkpoint import head_hash, load_head
 from eagle.config import Recipe, as_dict
+from eagle.environment import git_commit, hardware, package_version, peak_memory, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT, AnswerLog
-from eagle.eval.environment import git_commit, hardware, package_version, peak_memory, versions
 from eagle.eval.methods import make_methods
 from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
 from eagle.eval.results import print_results, read_results, write_results

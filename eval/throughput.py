@@ -21,9 +21,9 @@ from eagle.chat import prompt_ids
 from eagle.checkpoint import load_head
 from eagle.config import read_recipe
 from eagle.decode import SpeculativeDecoder
+from eagle.environment import git_commit, hardware
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import BatchAnswer, answer_batch
-from eagle.eval.environment import git_commit, hardware
 from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import load_prompts
 from eagle.eval.settings import Setting, parse_setting
