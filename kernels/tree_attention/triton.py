@@ -28,7 +28,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 LOG2_E = 1.4426950408889634
 _NOT_SPECIALISED = ["nodes", "kv_heads", "members", "columns", "words", "offset", "splits", "window"]
 """Integers that change from launch to launch: no version of its own where one happens to be 1 or a multiple of 16."""
-_STRIDES = "query_b query_h query_n key_b key_h key_s value_b value_h value_s".split()
+_STRIDES = ["query_b", "query_h", "query_n", "key_b", "key_h", "key_s", "value_b", "value_h", "value_s"]
 
 
 @triton.jit
