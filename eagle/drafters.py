@@ -18,6 +18,7 @@ from eagle.level_drafter import TreeShape
 from eagle.model_drafter import ModelDrafter
 from eagle.ngram_drafter import NgramDrafter
 from eagle.sampled_tree import SampledTree
+from eagle.static_forward import StaticForward
 from eagle.static_tree import PUBLISHED, StaticTree, read_paths
 from eagle.target import Target
 from eagle.tree import Children
@@ -39,10 +40,11 @@ _OWN: dict[str, tuple[str, ...]] = {
 
 def with_drafter(decode: DecodeConfig, drafter: str) -> DecodeConfig:
     """The same settings for another drafter; options that only other drafters read go back to their defaults."""
-    idle: dict[str, Any] = {
+    values: dict[str, Any] = {
         f.name: f.default for f in dataclasses.fields(decode) if drafter not in _OWN.get(f.name, (drafter,))
     }
-    return dataclasses.replace(decode, drafter=drafter, **idle)
+    values["drafter"] = drafter
+    return dataclasses.replace(decode, **values)
 
 
 def make_drafter(
@@ -81,7 +83,12 @@ def make_drafter(
     loaded = head if isinstance(head, DraftHead) else load_head(head)
     check_fits(loaded, target)
     loaded = loaded.to(device=target.device, dtype=target.dtype)
-    return HeadDrafter(packed_copy(loaded) if decode.engine == "compiled" else loaded, target.tokens, shape)
+    if decode.engine == "compiled":
+        loaded = packed_copy(loaded)
+    static = None
+    if decode.engine == "cudagraph":
+        static = StaticForward(layers=1, device=target.device, capture=target.capture)
+    return HeadDrafter(loaded, target.tokens, shape, static=static)
 
 
 def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
@@ -96,7 +103,7 @@ def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
     if children == "sampled":
         if decode.level_cost:
             raise EagleError(
-                f'decode.level_cost is {decode.level_cost}, but the rule "{decode.rule}" verifies sampled trees, whose depth is '
+                f'decode.level_cost is {decode.level_cost}, but the rule "{rule.name}" verifies sampled trees, whose depth is '
                 "fixed; set level_cost to 0, or the rule to coupled"
             )
         return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
@@ -133,9 +140,10 @@ def _load_draft_model(
         )
     if isinstance(model, Target):
         return model
-    if isinstance(model, PreTrainedModel):
-        return Target.from_pretrained(model)
-    return Target.from_pretrained(str(model), device=str(target.device))
+    where = {} if isinstance(model, PreTrainedModel) else {"device": str(target.device)}
+    loaded = Target.from_pretrained(model if isinstance(model, PreTrainedModel) else str(model), **where)
+    loaded.use_engine(decode.engine, capture=target.capture)
+    return loaded
 
 
 def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:

@@ -6,9 +6,11 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
-from eagle.heads import Attend, DraftHead
+from eagle.heads import DraftHead
 from eagle.level_drafter import LevelDrafter, TreeShape
 from eagle.rows import Row
+from eagle.static_cache import StaticCache
+from eagle.static_forward import StaticForward
 from eagle.token_layers import TokenLayers
 from eagle.vocab import DraftTokens
 
@@ -17,17 +19,23 @@ class HeadDrafter(LevelDrafter):
     """The head's cache holds committed pairs (f_i, t_{i+1}) only, computed from the target's own states.
 
     tokens: the target's embedding and LM head; of the latter, only the rows of the head's draft vocabulary are used, and
-    none when the head has an LM head of its own (EAGLE-3).
+    none when the head has an LM head of its own (EAGLE-3). static: runs the head's levels in fixed shapes (engine
+    "cudagraph"); None: eagerly.
     Raises EagleError when a node of the shape has more children than there are draft tokens.
     """
 
-    def __init__(self, head: DraftHead, tokens: TokenLayers, shape: TreeShape):
+    def __init__(self, head: DraftHead, tokens: TokenLayers, shape: TreeShape, *, static: StaticForward | None = None):
         super().__init__(shape, DraftTokens(tokens, head.vocabulary), target_size=tokens.vocab_size)
-        self.head, self.tokens, self.aux_layers = head, tokens, head.aux_layers
+        self.head, self.tokens, self.aux_layers, self.static = head, tokens, head.aux_layers, static
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
         self.rows = list(rows)
-        self.cache = TreeCache(layers=1, rows=len(rows), capacity=capacity + self.shape.columns)
+        room = capacity + self.shape.columns
+        if self.static is None:
+            self.cache = TreeCache(layers=1, rows=len(rows), capacity=room)
+        else:
+            self.__dict__.pop("cache", None)  # the last batch's buffers go back before buffers are taken
+            self.cache = self.static.new_cache(rows=len(rows), capacity=room)
         self.roots_B, self.predicted_BH = torch.empty(0), torch.empty(0)  # until the first observe
 
     @torch.inference_mode()
@@ -39,24 +47,32 @@ class HeadDrafter(LevelDrafter):
         self._committed(predictions_BKH, next_tokens_BK, counts_B, written_B=counts_B)
 
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
+        features_BNH = features_BNH.to(self.head.fc.weight.dtype)
+        if self.static is not None and self.static.takes(step):
+            assert isinstance(self.cache, StaticCache)
+            return self.static.run(self._forward, tokens_BN, step, self.cache, features_BNH=features_BNH)[0]
         self.cache.reserve(step.offset + tokens_BN.shape[1])
-        positions_BN = step.lengths_B[:, None] + step.depths_BN
-        dtype = self.head.fc.weight.dtype
+        positions_BN = (step.lengths_B[:, None] + step.depths_BN).to(features_BNH.device)
         with self.cache.writing(self.cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
-            predictions: torch.Tensor = self.head(
-                features_BNH.to(dtype),
-                self.tokens.embed(tokens_BN).to(dtype),
-                positions_BN.to(features_BNH.device),
-                self._attend(step),
-            )
-        return predictions
+            return self._forward(tokens_BN, positions_BN, step, self.cache, features_BNH)[0]
+
+    def _forward(
+        self,
+        tokens_BN: torch.Tensor,
+        positions_BN: torch.Tensor,
+        step: TreeStep,
+        cache: TreeCache,
+        features_BNH: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """A static_forward.Forward: the predictions."""
+        assert features_BNH is not None
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = cache.update(key, value, 0)
+            return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5)
+
+        embeddings_BNH = self.tokens.embed(tokens_BN).to(features_BNH.dtype)
+        return (self.head(features_BNH, embeddings_BNH, positions_BN, attend),)
 
     def draft_logits(self, predictions_BNH: torch.Tensor) -> torch.Tensor:
         return self.head.logits(predictions_BNH, self.vocabulary)
-
-    def _attend(self, step: TreeStep) -> Attend:
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = self.cache.update(key, value, 0)
-            return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5)
-
-        return attend

@@ -10,16 +10,12 @@ are no node's ancestor), of columns already written (a draft's level) and each b
 """
 
 import copy
+import logging
 from collections.abc import Callable, Hashable
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from eagle.attention import TreeStep
 from eagle.cache import Place
@@ -183,11 +179,16 @@ def check_capturable(
             forward = forward_of(copy.deepcopy(model))
         static = StaticForward(layers=layers, device=device, capture="none")
         step = FixedStep(forward, static.recorder, rows=1, nodes=STRIDE, offset=0)
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        log.disabled = True  # it prints what is caught here
         try:
             step.work(static.new_cache(rows=1, capacity=STRIDE))
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except RuntimeError as error:
+            reason = getattr(error, "func", None) or str(error).splitlines()[0]
             raise EagleError(
-                f'engine "cudagraph" got the target {name} ({type(model).__name__}), whose forward reads its own results on the '
-                f"host ({error.func}), expected one of fixed shapes (a mixture of experts that sorts tokens by expert is not); "
-                'use engine "eager"'
+                f'engine "cudagraph" got the target {name} ({type(model).__name__}), whose forward needs the host or shapes that '
+                f"depend on data ({reason}), expected neither; give a mixture of experts the experts implementation "
+                'batched_mm (model.set_experts_implementation("batched_mm")), or use engine "eager"'
             ) from error
+        finally:
+            log.disabled = False

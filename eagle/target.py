@@ -64,6 +64,7 @@ class Target:
         self._engine = self.decoder  # what tree forwards and prefills run on
         self.engine: Engine = "eager"
         self.static: StaticForward | None = None  # of the engine "cudagraph"
+        self.capture: Capture = "cuda"
         self.config: PreTrainedConfig = self.decoder.config
         check_architecture(model, self.config, self.name)
         self.tokens = self._plain_tokens = TokenLayers.of_model(model, self.config)
@@ -107,7 +108,7 @@ class Target:
         self._engine = packed_copy(self.decoder) if packed else self.decoder
         self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
         self._engine_layers = _decoder_layers(self._engine, self.num_layers)
-        self.engine, self.static = engine, static
+        self.engine, self.static, self.capture = engine, static, capture
 
     @property
     def hidden_size(self) -> int:
