@@ -372,7 +372,7 @@ def launch(
         logits_RV, peaks, peak_tokens, counts, masses, totals, bests, best_tokens, candidate_scores, candidate_tokens,
         *row_settings, positions_R, *choice,
         stride, vocab_size, splits, nodes, capacity,
-        SPLITS=padded, CANDIDATES=CANDIDATES, PIECE=ROW_PIECE, FILTERED=settings.filtered, DESCRIBED=described, num_warps=8,
+        SPLITS=padded, CANDIDATES=CANDIDATES, PIECE=ROW_PIECE, FILTERED=settings.filtered, DESCRIBED=described, num_warps=16,
     )  # fmt: skip
     return choice
 
@@ -400,7 +400,7 @@ def variants() -> Iterator[Variant]:
             for described in (False, True):
                 constants = {"SPLITS": splits, "CANDIDATES": CANDIDATES, "PIECE": ROW_PIECE}
                 constants |= {"FILTERED": filtered, "DESCRIBED": described}
-                versions.append((f"finish{flag}{' described' * described}", _finish, constants, 8))
+                versions.append((f"finish{flag}{' described' * described}", _finish, constants, 16))
         for name, function, constants, warps in versions:
             names = [one for one in function.arg_names if one not in constants]
             yield Variant(
