@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from eagle.checkpoint import load_head
 from eagle.errors import EagleError
 from eagle.files import write_json
 from eagle.heads import DraftHead
@@ -123,13 +124,10 @@ def disk_full_is_an_error(state: str) -> Iterator[None]:
         raise EagleError(f"the disk is full ({error}); {state}") from error
 
 
-def load_weights(checkpoint: Path, head: DraftHead) -> None:
-    """Puts a checkpoint's weights into a head that accelerate has not prepared yet.
-
-    Raises EagleError when the file is missing, damaged or another head's.
-    """
+def load_weights(checkpoint: Path) -> DraftHead:
+    """The head of a checkpoint, in float32. Raises EagleError when a file of it is missing or damaged."""
     with _damage_is_an_error(checkpoint):
-        head.load_state_dict(load_file(checkpoint / "head" / "model.safetensors"))
+        return load_head(checkpoint / "head")
 
 
 def load_optimizer(

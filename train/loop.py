@@ -15,10 +15,11 @@ from eagle.checkpoint import load_head, save_head
 from eagle.config import Recipe, as_dict
 from eagle.data.documents import Documents
 from eagle.data.online import open_documents
+from eagle.data.store import FeatureStore
 from eagle.files import write_json
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
-from eagle.train import checkpoints, full_state, run, selection
+from eagle.train import checkpoints, full_state, run, selection, warm_start
 from eagle.train.batches import Layout, MicroBatches, Order, steps
 from eagle.train.draftable import Draftable
 from eagle.train.head_call import HeadCall
@@ -27,6 +28,7 @@ from eagle.train.objective import Objective
 from eagle.train.schedule import total_steps
 from eagle.train.selection import Selection
 from eagle.train.step import StepResult, Training, train_step
+from eagle.train.store_check import check_store
 from eagle.train.tau_plot import write_tau
 from eagle.train.trackers import Trackers
 from eagle.vocab import DraftTokens
@@ -39,7 +41,11 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     store or nothing supervised in it, a setting that cannot be honoured, a checkpoint of another recipe, a loss or
     gradient that is not finite, a full disk.
     """
-    accelerator = accelerator or run.make_accelerator(recipe)
+    with checkpoints.disk_full_is_an_error("what was saved is whole: make room and run the same command again"):
+        return _train(recipe, accelerator or run.make_accelerator(recipe))
+
+
+def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     disable_progress_bar()  # transformers' own, at every save_pretrained
     run.check_settings(recipe.train, accelerator)
     selection.check_settings(recipe)
@@ -60,6 +66,8 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
+    if isinstance(source, FeatureStore):
+        check_store(source, accelerator, when=recipe.train.verify_store)
     training = _start(recipe, accelerator, source, order, total, identity, objective)
     first = training.progress.step
     if first:
@@ -135,18 +143,24 @@ def _start(
     chosen = run.draft_vocabulary(recipe.head, source)
     head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen, tokens=tokens)
     vocabulary = head.vocabulary
-    head.config.target_identity = source.target_identity
     source = source.for_layers(head.aux_layers)
     checkpoint = checkpoints.newest(recipe.train_dir)
+    # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    draft_tokens = DraftTokens(tokens.to(accelerator.device, dtype), vocabulary)
+    if recipe.head.init_from is not None and checkpoint is None:
+        head = _warm_started(recipe, accelerator, source, head, draft_tokens, objective)
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)
         run.require_same_run(progress.identity, identity, where=str(checkpoint))
         run.require_not_past(progress.step, total, str(checkpoint))
-        checkpoints.load_weights(checkpoint, head)
+        head = checkpoints.load_weights(checkpoint)
     if accelerator.is_main_process:
         checkpoints.remove_leftovers(recipe.train_dir)
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
+    head.config.target_identity = source.target_identity
+    head.requires_grad_(True).train()
     accelerator.gradient_accumulation_steps = config.gradient_accumulation
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         run.configure_deepspeed(accelerator, config)
@@ -154,9 +168,6 @@ def _start(
     model, optimizer = accelerator.prepare(HeadCall(head), optimizer)
     if checkpoint is not None:
         checkpoints.load_optimizer(checkpoint, accelerator, model, optimizer)
-    # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    draft_tokens = DraftTokens(tokens.to(accelerator.device, dtype), vocabulary)
     return Training(
         recipe=recipe,
         accelerator=accelerator,
@@ -170,6 +181,39 @@ def _start(
         optimizer=optimizer,
         progress=progress,
     )
+
+
+def _warm_started(
+    recipe: Recipe,
+    accelerator: Accelerator,
+    source: Documents,
+    fresh: DraftHead,
+    tokens: DraftTokens,
+    objective: Objective,
+) -> DraftHead:
+    """The head with head.init_from's weights, tried on a few documents. Raises EagleError when it does not fit."""
+    started = warm_start.start_from(recipe.head, fresh, target_identity=source.target_identity)
+    notes = list(started.notes)
+    if recipe.train.warm_start_check != "off":
+        numbers = (run.long_enough(source, "validation") + run.long_enough(source, "train"))[: warm_start.DOCUMENTS]
+        tally = validate(
+            started.head.to(accelerator.device),
+            source,
+            numbers,
+            tokens=tokens,
+            objective=objective,
+            depth=1,
+            accelerator=accelerator,
+            autocast=run.autocast(recipe.train, accelerator),
+        )
+        attempts, agreed = float(tally.attempts_K[0]), float(tally.agreed_K[0])
+        agreement = agreed / attempts if attempts else None
+        baseline = warm_start.chance(source, numbers)
+        check = recipe.train.warm_start_check
+        notes.append(warm_start.verdict(agreement, baseline, config=recipe.head, check=check))
+    if accelerator.is_main_process:
+        _say(f"train: starting from {recipe.head.init_from}: {'; '.join(notes) or 'nothing differs'}")
+    return started.head
 
 
 def _due(training: Training, every: int) -> bool:

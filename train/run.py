@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration
 
 from eagle import launch
-from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.documents import Documents
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
@@ -78,6 +77,11 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     )
 
 
+def autocast(config: TrainConfig, accelerator: Accelerator) -> torch.autocast:
+    """bfloat16 for matrix products where train.precision says so; the weights stay float32."""
+    return torch.autocast(accelerator.device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16")
+
+
 def training_order(source: Documents, recipe: Recipe, *, processes: int) -> Order:
     """The order of the documents. Raises EagleError when the store has nothing to learn from."""
     documents = long_enough(source, "train")
@@ -112,23 +116,19 @@ def build_head(
     vocabulary: DraftVocabulary | None = None,
     tokens: TokenLayers | None = None,
 ) -> DraftHead:
-    """The head in float32 with its initial weights: random, a function of train.seed alone, or those of head.init_from.
+    """A new head in float32: random weights, a function of train.seed alone. head.init_from is not read here
+    (eagle/train/warm_start.py).
 
-    vocabulary: a new head's reduced draft vocabulary; one of head.init_from keeps its own. tokens: where an EAGLE-3 head's
-    LM head starts when head.lm_head_init is target.
-    Raises EagleError when the head is not as wide as the store's features, or its vocabulary or layers do not fit.
+    vocabulary: its reduced draft vocabulary. tokens: where an EAGLE-3 head's LM head starts when head.lm_head_init is
+    target. Raises EagleError when the target is not as wide as the store's features, or layers do not fit it.
     """
-    if recipe.head.init_from is not None:
-        head = load_head(recipe.head.init_from).float()
-        _check_loaded(head, recipe, hidden_size)
-    else:
-        head = _new_head(recipe, hidden_size, draft_vocab_size=None if vocabulary is None else vocabulary.size)
-        if vocabulary is not None:
-            head.set_vocabulary(vocabulary)
-        if isinstance(head, Eagle3Head) and recipe.head.lm_head_init == "target":
-            assert tokens is not None, "the target's LM head is needed"
-            head.copy_lm_head(tokens)
-    return head.requires_grad_(True).train()
+    head = _new_head(recipe, hidden_size, draft_vocab_size=None if vocabulary is None else vocabulary.size)
+    if vocabulary is not None:
+        head.set_vocabulary(vocabulary)
+    if isinstance(head, Eagle3Head) and recipe.head.lm_head_init == "target":
+        assert tokens is not None, "the target's LM head is needed"
+        head.copy_lm_head(tokens)
+    return head
 
 
 def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None) -> DraftHead:
@@ -153,8 +153,8 @@ def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None)
 
 def draft_vocabulary(config: HeadConfig, source: Documents) -> DraftVocabulary | None:
     """A new head's draft vocabulary: the head.draft_vocab_size most frequent tokens of the training documents' supervised
-    positions. None: all tokens, or what head.init_from brings."""
-    if config.draft_vocab_size is None or config.init_from is not None:
+    positions. None: all tokens."""
+    if config.draft_vocab_size is None:
         return None
     size = source.token_layers().vocab_size
     if config.draft_vocab_size == size:
@@ -164,39 +164,6 @@ def draft_vocabulary(config: HeadConfig, source: Documents) -> DraftVocabulary |
         ids_T, mask_T = source.ids_and_mask(number)
         counts_V += torch.bincount(ids_T[mask_T], minlength=size)
     return DraftVocabulary.most_frequent(counts_V, config.draft_vocab_size)
-
-
-def _check_loaded(head: DraftHead, recipe: Recipe, hidden_size: int) -> None:
-    config = recipe.head
-    if head.version != config.version:
-        raise EagleError(
-            f"head.version is {config.version}, but head.init_from {config.init_from} is of {head.version}; give a head of "
-            "that version, or set head.version to it"
-        )
-    if head.config.hidden_size != hidden_size:
-        raise EagleError(
-            f"head.init_from {config.init_from} has hidden size {head.config.hidden_size}, the store's features have "
-            f"{hidden_size}: it is a head for another target; give one of that width, or set head.init_from to null"
-        )
-    if isinstance(head, Eagle3Head):
-        num_layers = int(load_config(recipe.target).num_hidden_layers)
-        head.bind(num_layers)
-        if head.aux_layers != aux_layers_of(config, num_layers):
-            raise EagleError(
-                f"head.aux_layers is {list(aux_layers_of(config, num_layers))}, but the head {config.init_from} "
-                f"(head.init_from) looks at {list(head.aux_layers)}; set head.aux_layers to that"
-            )
-    elif isinstance(head, EagleHead) and head.config.fc_bias != config.fc_bias:
-        raise EagleError(
-            f"head.fc_bias is {config.fc_bias}, but the head {config.init_from} (head.init_from) has "
-            f"fc_bias {head.config.fc_bias}; set head.fc_bias to {head.config.fc_bias}"
-        )
-    if head.config.draft_vocab_size != config.draft_vocab_size:
-        own = "null" if head.config.draft_vocab_size is None else head.config.draft_vocab_size
-        raise EagleError(
-            f"head.draft_vocab_size is {config.draft_vocab_size}, but the head {config.init_from} (head.init_from) drafts "
-            f"{'all tokens' if own == 'null' else f'{own} tokens'}; set head.draft_vocab_size to {own}"
-        )
 
 
 def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from eagle.config import Recipe
 from eagle.data.documents import Documents
 from eagle.errors import EagleError
 from eagle.heads import DraftHead
-from eagle.train import checkpoints
+from eagle.train import checkpoints, run
 from eagle.train.batches import Batch, Order
 from eagle.train.draftable import Draftable
 from eagle.train.loss import draft_losses
@@ -49,8 +49,7 @@ class Training:
 
     def autocast(self) -> torch.autocast:
         """bfloat16 for matrix products where train.precision says so; the weights stay float32."""
-        on = self.recipe.train.precision == "bf16"
-        return torch.autocast(self.accelerator.device.type, dtype=torch.bfloat16, enabled=on)
+        return run.autocast(self.recipe.train, self.accelerator)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

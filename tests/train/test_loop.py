@@ -1,6 +1,5 @@
 """The training run as a whole: it learns, it says what is wrong, it records what it did."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -94,20 +93,6 @@ def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     other = run.build_head(with_train(recipe, seed=1), hidden_size=32).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
-
-
-def test_a_warm_start_takes_the_given_weights(tmp_path: Path) -> None:
-    write_tiny_store(tmp_path)
-    first = tiny_recipe(tmp_path, epochs=1)
-    train(first)
-    warm = dataclasses.replace(first, head=dataclasses.replace(first.head, init_from=str(first.head_dir)))
-    started = run.build_head(warm, hidden_size=32).state_dict()
-    assert all(torch.equal(started[name], weight) for name, weight in weights_of(first).items())
-    with pytest.raises(EagleError, match=r"hidden size 32, the store's features have 64.*init_from to null"):
-        run.build_head(warm, hidden_size=64)
-    biased = dataclasses.replace(warm, head=dataclasses.replace(warm.head, fc_bias=True))
-    with pytest.raises(EagleError, match=r"set head.fc_bias to False"):
-        run.build_head(biased, hidden_size=32)
 
 
 def test_features_that_are_not_finite_stop_the_run_and_are_named(tmp_path: Path) -> None:
