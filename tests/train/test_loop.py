@@ -16,7 +16,7 @@ from eagle.train import run
 from eagle.train.loop import train
 from eagle.train.schedule import learning_rate, total_steps
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
-from tests.train.test_step import metrics_of, weights_of
+from tests.train.test_step import metrics_of
 
 
 def test_a_tiny_store_is_learnt_by_heart(tmp_path: Path) -> None:
