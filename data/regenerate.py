@@ -1,8 +1,9 @@
 """`eagle data regenerate`: the target answers prompts itself, so that the head trains on what the target would say.
 
 Writes JSON lines {"id", "source", "temperature", "finished", "conversations": [{"role", "content"}, ...]} in the order
-in which answers end, and OUTPUT.settings.json beside them. A row's answer depends on the settings and its id only, so
-an interrupted run goes on where it stopped: ids already in the file are passed over, a torn last line is cut off.
+in which answers end, and OUTPUT.settings.json beside them. Further answers to a prompt have the ids ID~1, ID~2 ... An
+answer depends on the settings and its id only, so an interrupted run goes on where it stopped: ids already in the file
+are passed over, a torn last line is cut off.
 """
 
 import json
@@ -56,8 +57,14 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
         raise EagleError("data.regenerate.prompts is empty; name the files whose first user turns are to be answered")
     if not settings.temperatures or min(settings.temperatures) < 0:
         raise EagleError(f"data.regenerate.temperatures is {settings.temperatures}; expected one or more numbers >= 0")
-    if min(settings.batch_size, settings.max_new_tokens) < 1:
-        raise EagleError("data.regenerate.batch_size and max_new_tokens must be at least 1")
+    if min(settings.batch_size, settings.max_new_tokens, settings.samples_per_prompt) < 1:
+        raise EagleError("data.regenerate.batch_size, max_new_tokens and samples_per_prompt must be at least 1")
+    if _answers_twice_greedily(settings.temperatures, settings.samples_per_prompt):
+        raise EagleError(
+            f"data.regenerate.samples_per_prompt is {settings.samples_per_prompt} with temperatures "
+            f"{list(settings.temperatures)}: a prompt would get the same greedy answer twice; name that many different "
+            "temperatures, or none of 0"
+        )
     output = Path(settings.output or Path(recipe.output_dir) / "regenerated.jsonl")
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     assert target.tokenizer is not None
@@ -203,17 +210,25 @@ def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[Q
         if keys[key] > 1:
             passed["whose id is taken"] += 1
             continue
-        temperature = settings.temperatures[accepted % len(settings.temperatures)]
+        for sample in range(settings.samples_per_prompt):
+            temperature = settings.temperatures[(accepted + sample) % len(settings.temperatures)]
+            name = key if sample == 0 else f"{key}~{sample}"
+            yield Question(
+                prompt=Prompt(key=name, input_ids_T=np.array(ids, dtype=np.int32), temperature=temperature),
+                source=source,
+                messages=tuple(messages),
+            )
         accepted += 1
-        yield Question(
-            prompt=Prompt(key=key, input_ids_T=np.array(ids, dtype=np.int32), temperature=temperature),
-            source=source,
-            messages=tuple(messages),
-        )
     if not accepted:
         raise EagleError(f"no prompt of {', '.join(settings.prompts)} can be answered: {_counted(passed)}")
     if passed:
         _say(f"regenerate: {accepted:,} prompts; passed over: {_counted(passed)}")
+
+
+def _answers_twice_greedily(temperatures: Sequence[float], samples: int) -> bool:
+    """Whether some row's answers include two at temperature 0."""
+    count = len(temperatures)
+    return any(sum(temperatures[(row + n) % count] == 0 for n in range(samples)) > 1 for row in range(count))
 
 
 def _up_to_first_user(conversation: Conversation) -> Sequence[Message]:

@@ -246,9 +246,35 @@ def test_prompts_that_cannot_be_answered_are_counted(recipe: Recipe, tmp_path: P
     assert "1 unknown role 'robot'" in printed
 
 
+def test_a_prompt_gets_several_answers_and_more_of_them_later(recipe: Recipe) -> None:
+    """The first answers stay what they were; each has its own noise, and the temperatures take turns."""
+    recipe = changed(recipe, limit=6)
+    regenerate(recipe)
+    once = rows_of(output_of(recipe))
+    summary = regenerate(changed(recipe, samples_per_prompt=2))
+    assert (summary["rows"], summary["written"]) == (12, 6)
+    rows = rows_of(output_of(recipe))
+    assert rows.items() >= once.items()
+    for key, first in once.items():
+        second = rows[f"{key}~1"]
+        assert second["conversations"][0] == first["conversations"][0]
+        assert {first["temperature"], second["temperature"]} == {0.0, 0.7}
+    with pytest.raises(EagleError, match="same greedy answer twice"):
+        regenerate(changed(recipe, samples_per_prompt=3))
+
+
+def test_several_samples_at_one_temperature_differ(recipe: Recipe) -> None:
+    recipe = changed(recipe, limit=4, samples_per_prompt=3, temperatures=(1.0,))
+    regenerate(recipe)
+    rows = rows_of(output_of(recipe))
+    assert len(rows) == 12
+    assert len({row["conversations"][-1]["content"] for row in rows.values()}) > 8
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
+        ({"samples_per_prompt": 0}, "samples_per_prompt"),
         ({"prompts": ()}, "prompts is empty"),
         ({"temperatures": (0.0, -1.0)}, "temperatures"),
         ({"max_new_tokens": 500}, "512 positions"),

@@ -174,3 +174,28 @@ def test_token_layers_come_from_the_folder(directory: Path) -> None:
     target.tokens.save(directory)
     features_TH = torch.randn(3, H)
     assert torch.equal(FeatureStore.open(directory).token_layers().logits(features_TH), target.logits(features_TH))
+
+
+def test_a_head_gets_the_layers_it_reads_in_its_own_order(tmp_path: Path) -> None:
+    tensors = shard_tensors([4], [0])
+    blocks = {layer: torch.full((4, H), float(layer)).to(torch.bfloat16) for layer in (2, 5, 9)}
+    tensors["aux"] = torch.cat(list(blocks.values()), dim=-1)
+    shard = write_shard(shard_path(tmp_path, 0), tensors=tensors, lengths=[4], ids=["a"], split="train")
+    write_manifest(tmp_path, identity={**IDENTITY, "layers": [2, 5, 9]}, shards=[shard])
+    store = FeatureStore.open(tmp_path)
+    assert torch.equal(store.for_layers((9, 2))[0].states, torch.cat([blocks[9], blocks[2]], dim=-1))
+    assert torch.equal(store.for_layers((2, 5, 9))[0].states, tensors["aux"])
+    plain = store.for_layers(())[0]
+    assert plain.aux_TA is None
+    assert torch.equal(plain.states, tensors["features"])
+    assert store.aux_layers == (2, 5, 9), "a view changes nothing for others"
+
+
+def test_a_store_without_the_heads_layers_is_refused_with_the_remedy(directory: Path) -> None:
+    store = FeatureStore.open(directory)
+    message = (
+        r"has features of 1 aux layer \(1\), the head wants 3 aux layers \(2, 16, 29\); .*`eagle features RECIPE` "
+        r"--features.aux_layers \[2, 16, 29\]"
+    )
+    with pytest.raises(EagleError, match=message):
+        store.for_layers((2, 16, 29))
