@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig
 
 from eagle.errors import EagleError
-from eagle.kernels.tree_attention.reference import additive, masked_attention, own_bits, tree_mask
+from eagle.kernels.tree_attention import op
+from eagle.kernels.tree_attention.reference import additive, own_bits, tree_mask
 
 NAME = "eagle_tree"
 
@@ -43,6 +44,7 @@ class TreeStep:
         self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1] if slots is None else slots
         self.layers_served = 0
         self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
+        self._moved: dict[torch.device, dict[str, torch.Tensor]] = {}
 
     @property
     def starts_empty(self) -> bool:
@@ -55,6 +57,22 @@ class TreeStep:
         one = self.depths_BN.shape[1] == 1 and self.offset == 0
         return one and bool((self.lengths_B == self.lengths_B[0]).all())
 
+    def on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors that tell who sees what, on a layer's device: moved once per step."""
+        if device not in self._moved:
+            rows, nodes = self.depths_BN.shape
+            ancestors_BNW = self.ancestors_BNW
+            if ancestors_BNW is None:  # a causal chunk is a chain: node i has ancestors 0 .. i
+                own_NW = own_bits(nodes, -(-nodes // 64))
+                ancestors_BNW = own_NW.cumsum(0).expand(rows, -1, -1)
+            self._moved[device] = {
+                "lengths_B": self.lengths_B.to(device),
+                "ancestors_BNW": ancestors_BNW.to(device),
+                "query_depths_BN": self.depths_BN.to(device),
+                "column_depths_BC": self.column_depths_BC.to(device),
+            }
+        return self._moved[device]
+
     def bias(self, *, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """The additive mask for layers with this window, built once per step. None: every slot is seen."""
         if window is not None and window >= self.slots:
@@ -65,22 +83,9 @@ class TreeStep:
         return self._biases[key]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        rows, nodes = self.depths_BN.shape
         if window is None and self.sees_every_slot:
             return None
-        device = like.device
-        ancestors_BNW = self.ancestors_BNW
-        if ancestors_BNW is None:  # a causal chunk is a chain: node i has ancestors 0 .. i
-            own_NW = own_bits(nodes, -(-nodes // 64))
-            ancestors_BNW = own_NW.cumsum(0).expand(rows, -1, -1)
-        mask_BNS = tree_mask(
-            lengths_B=self.lengths_B.to(device),
-            ancestors_BNW=ancestors_BNW.to(device),
-            query_depths_BN=self.depths_BN.to(device),
-            column_depths_BC=self.column_depths_BC.to(device),
-            slots=self.slots,
-            window=window,
-        )
+        mask_BNS = tree_mask(**self.on(like.device), slots=self.slots, window=window)
         return additive(mask_BNS, groups=groups, dtype=like.dtype)
 
     def attend(
@@ -99,8 +104,21 @@ class TreeStep:
             return functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
             )
-        bias = self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query)
-        return masked_attention(query, key, value, bias_BgNS=bias, scaling=scaling, softcap=softcap)
+        tensors = self.on(query.device)
+        return op.tree_attention(
+            query,
+            key,
+            value,
+            lengths_B=tensors["lengths_B"],
+            ancestors_BNW=tensors["ancestors_BNW"],
+            query_depths_BN=tensors["query_depths_BN"],
+            column_depths_BC=tensors["column_depths_BC"],
+            offset=self.offset,
+            scaling=scaling,
+            window=window,
+            softcap=softcap,
+            bias=lambda: self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query),
+        )
 
 
 _step: ContextVar[TreeStep] = ContextVar("eagle_tree_step")

@@ -6,6 +6,7 @@ B rows, N query nodes, h query heads, k key/value heads, S cache slots, C tree c
 from collections.abc import Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle.errors import EagleError
 from eagle.kernels.dispatch import Backend, choose
@@ -129,6 +130,8 @@ def why_not_triton(query_BhNd: torch.Tensor, key_BkSd: torch.Tensor, value_BkSd:
         return "the head dim of keys and values is not contiguous"
     if any(t.stride(2) * t.shape[2] >= 2**31 for t in (key_BkSd, value_BkSd)):
         return "one row of the cache spans more than 2^31 elements"
+    if isinstance(query_BhNd, FakeTensor) or torch.compiler.is_compiling():
+        return "the call is traced, not run"
     if any(t.requires_grad for t in (query_BhNd, key_BkSd, value_BkSd)) and torch.is_grad_enabled():
         return "gradients are wanted; the Triton version has no backward"
     return None
