@@ -412,5 +412,7 @@ def variants() -> Iterator[Variant]:
                 divisible=frozenset(one for one in names if one[0].isupper()),
                 num_warps=warps,
                 no_spills=True,
-                representative=element == "bf16" and splits in (8, 32) and (splits == 32) != (name == "peaks"),
+                representative=element == "bf16"
+                and (splits == 32 or name == "peaks")
+                and name in ("peaks", "survey", "race", "race filtered", "finish filtered described"),
             )

@@ -26,7 +26,7 @@ from eagle.kernels.sample.settings import RowSettings
 from eagle.kernels.variants import TYPES, Variant
 from eagle.kernels.verify.reference import Decisions, Tree, Walks
 
-SPLIT, PIECE = 4096, 1024
+SPLIT, PIECE = 4096, 512
 LARGEST_TREE = 256
 COINS, FINALS = tl.constexpr(1), tl.constexpr(3)  # streams of noise/reference.py
 
@@ -92,9 +92,9 @@ def _sum(Sums, row, i, attempts, splits, SPLITS: tl.constexpr):
 @triton.jit
 def _share(Rests, row, last, attempts, splits, SPLITS: tl.constexpr):
     """What q without the rejected is multiplied with to have mass 1 again. last: the last rejection (-1: none)."""
-    share = tl.full([], 1.0, tl.float64)
+    share = tl.full([], 1.0, tl.float32)
     if last >= 0:
-        share = 1.0 / tl.maximum(_sum(Rests, row, last, attempts, splits, SPLITS), 1e-300)
+        share = 1.0 / tl.maximum(_sum(Rests, row, last, attempts, splits, SPLITS).to(tl.float32), 1e-30)
     return share
 
 
@@ -111,7 +111,7 @@ def _rest(
             if left > 0.0:  # nothing left can only be a rounding error
                 if SAMPLED:
                     share = _share(Rests, row, last, attempts, splits, SPLITS)
-                    less = tl.maximum(p - q * share.to(tl.float32), 0.0)
+                    less = tl.maximum(p - q * share, 0.0)
                 else:
                     less = tl.where(at == token, 0.0, p)
                 p = less / left.to(tl.float32)
@@ -140,11 +140,11 @@ def _attempt(
         p_x = _target(Logits, stride, row, temperature, Chosen, Peaks, Thresholds, LogTotals, one, vocab_size)
         q_x = _draft(LogQ, QRows, row, b, recorded, one, vocab_size, SAMPLED)
         r_x, q_x, last = _rest(p_x, q_x, one, Rejected, Lefts, Rests, row, attempt, attempts, splits, SPLITS, SAMPLED)
-        share = _share(Rests, row, last, attempts, splits, SPLITS)
-        drafted = tl.max(q_x, 0).to(tl.float64) * share if SAMPLED else share * 0.0 + 1.0
+        share = _share(Rests, row, last if SAMPLED else -1, attempts, splits, SPLITS)
+        drafted = tl.max(q_x, 0) * share if SAMPLED else share
         if drafted > 0.0:  # else a filler: q had fewer tokens than children were wanted
             toss = coin(tl.load(Seeds + b), tl.load(Positions + row).to(tl.int32), attempt, COINS)
-            if toss < tl.max(r_x, 0).to(tl.float64) / drafted:
+            if toss * drafted.to(tl.float64) < tl.max(r_x, 0).to(tl.float64):
                 tl.store(Followers + row, child.to(tl.int64))
             else:
                 left = tl.zeros([PIECE], tl.float64)
@@ -156,13 +156,14 @@ def _attempt(
                     q = _draft(LogQ, QRows, row, b, recorded, at, vocab_size, SAMPLED)
                     r, q, _ = _rest(p, q, at, Rejected, Lefts, Rests, row, attempt, attempts, splits, SPLITS, SAMPLED)
                     if SAMPLED:
-                        left += tl.maximum(r - q * share.to(tl.float32), 0.0).to(tl.float64)
+                        left += tl.maximum(r - q * share, 0.0).to(tl.float64)
                         rest += tl.where(at == token, 0.0, q).to(tl.float64)
                     else:
                         left += tl.where(at == token, 0.0, r).to(tl.float64)
                 place = (row * attempts + attempt) * splits + split
                 tl.store(Lefts + place, tl.sum(left, 0))
-                tl.store(Rests + place, tl.sum(rest, 0))
+                if SAMPLED:
+                    tl.store(Rests + place, tl.sum(rest, 0))
                 tl.store(Rejected + row * attempts + attempt, token)
 
 
@@ -296,14 +297,20 @@ _TYPES = {
 def variants() -> Iterator[Variant]:
     """Every version that the launchers can choose for vocabularies of 2^15 to 2^18 tokens."""
     versions: list[tuple[str, Any, dict[str, Any], str, bool]] = [
-        (f"walk{' by token' * match} nodes{nodes}", _walk, {"NODES": nodes, "MATCH": match}, "fp32", nodes == 64)
+        (
+            f"walk{' by token' * match} nodes{nodes}",
+            _walk,
+            {"NODES": nodes, "MATCH": match},
+            "fp32",
+            nodes == 64 and match,
+        )
         for nodes, match in product((16, 32, 64, 128, 256), (False, True))
     ]
     for element, splits, sampled in product(TYPES.values(), (8, 16, 32, 64), (False, True)):
         shape = {"SPLIT": SPLIT, "PIECE": PIECE, "SPLITS": splits, "SAMPLED": sampled}
         name = f"{element} splits{splits}{' sampled' * sampled}"
-        typical = element == "bf16" and splits == 32
-        versions.append((f"weigh {name}", _weigh, shape, element, typical))
+        typical = element == "bf16" and splits == 32 and sampled
+        versions.append((f"weigh {name}", _weigh, shape, element, False))
         versions.append((f"draw {name}", _draw, shape, element, typical))
         for nodes in (16, 64, 256):
             versions.append(
