@@ -24,7 +24,7 @@ import yaml
 from accelerate import Accelerator
 
 from eagle.config import Recipe, TargetConfig, as_dict, read_recipe
-from eagle.data.layers import layers_to_store, token_bytes
+from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import ShardBuffer, ShardPlan, plan_shards
 from eagle.data.store import (
@@ -199,15 +199,16 @@ def _require_disk(directory: Path, target: Target, recipe: Recipe, *, tokens: in
     blocks = 1 + len(layers_to_store(recipe, target.num_layers))
     width, per_token = target.hidden_size * blocks, token_bytes(target.hidden_size, blocks, recipe.features.dtype)
     free, needed = shutil.disk_usage(directory).free, tokens * per_token
-    left = "" if tokens == total else f", {tokens:,} of them ({_size(needed)}) still to do"
+    left = "" if tokens == total else f", {tokens:,} of them ({readable_size(needed)}) still to do"
     _say(
-        f"features: {total:,} tokens x {width} in {recipe.features.dtype} = {_size(total * per_token)}{left}; "
-        f"{_size(free)} free in {directory}"
+        f"features: {total:,} tokens x {width} in {recipe.features.dtype} = {readable_size(total * per_token)}{left}; "
+        f"{readable_size(free)} free in {directory}"
     )
     if needed > free:
         raise EagleError(
-            f"the features need {_size(needed)}, the disk of {directory} has {_size(free)} free; free some space, set "
-            "output_dir to another disk, or take less data (data.max_samples, data.max_supervised_tokens)"
+            f"the features need {readable_size(needed)}, the disk of {directory} has {readable_size(free)} free; free some "
+            "space, set output_dir to another disk, store them in fewer bytes (features.dtype float8) or not at all "
+            "(train.features online), or take less data (data.max_samples, data.max_supervised_tokens)"
         )
 
 
@@ -225,16 +226,8 @@ def _summary(manifest: dict[str, Any]) -> str:
     counts = manifest["counts"]
     return (
         f"{counts['documents']:,} documents, {counts['tokens']:,} tokens in {len(manifest['shards'])} shards, "
-        f"{_size(counts['bytes'])}"
+        f"{readable_size(counts['bytes'])}"
     )
-
-
-def _size(count: float) -> str:
-    unit = next((unit for unit in ("kB", "MB", "GB") if count < 1000 * _BYTES[unit]), "TB")
-    return f"{count / _BYTES[unit]:.1f} {unit}"
-
-
-_BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def _say(text: str) -> None:

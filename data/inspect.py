@@ -6,6 +6,7 @@ store will take in disk and time. Reads prepared data only; nothing is written.
 
 import hashlib
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -18,7 +19,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from eagle.config import Recipe
-from eagle.data.layers import layers_to_store, token_bytes
+from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.errors import EagleError
 from eagle.loading import load_config, load_tokenizer, tokenizer_identity
@@ -123,7 +124,15 @@ def _estimate(recipe: Recipe, *, tokens: int, tokens_per_second: float | None) -
     blocks = 1 + len(layers_to_store(recipe, int(config.num_hidden_layers)))
     size = tokens * token_bytes(hidden, blocks, recipe.features.dtype)
     seconds = None if tokens_per_second is None else tokens / tokens_per_second
-    return {"hidden_size": hidden, "store_bytes": size, "extraction_seconds": seconds}
+    free = shutil.disk_usage(recipe.data_dir).free
+    return {
+        "hidden_size": hidden,
+        "blocks": blocks,
+        "dtype": recipe.features.dtype,
+        "store_bytes": 0 if recipe.train.features == "online" else size,
+        "free_bytes": free,
+        "extraction_seconds": seconds,
+    }
 
 
 def _show_lengths(console: Console, lengths: np.ndarray) -> None:
@@ -152,21 +161,17 @@ def _table(figures: dict[str, Any], counts: dict[str, Any]) -> Table:
     table.add_row("samples whose prompt occurred before (case and punctuation aside)", f"{figures['same_prompts']:,}")
     table.add_row("prompts in both train and validation", f"{figures['prompts_in_both_splits']:,}")
     table.add_section()
-    table.add_row(f"feature store (H = {figures['hidden_size']})", _size(figures["store_bytes"]))
+    size, free = figures["store_bytes"], figures["free_bytes"]
+    shape = f"H = {figures['hidden_size']} x {figures['blocks']}, {figures['dtype']}"
+    table.add_row(f"feature store ({shape})", readable_size(size) if size else "none: train.features is online")
+    fits = "" if size <= free else " - TOO LITTLE for the store"
+    table.add_row("free disk", Text(readable_size(free) + fits, style="" if not fits else "red"))
     seconds = figures["extraction_seconds"]
     table.add_row("extraction time", "unknown: no rate measured yet" if seconds is None else _duration(seconds))
     table.add_section()
     for source, count in figures["tokens_by_source"].items():
         table.add_row(Text(printable(source)), f"{count:,} tokens ({count / tokens:.0%})")
     return table
-
-
-def _size(size: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Which of the target's layers a recipe's features need, and what a token of them takes on disk."""
+"""Which of the target's layers a recipe's features need, and what they take on disk."""
 
 from eagle.config import Recipe
 from eagle.data.store import DTYPES
@@ -19,3 +19,12 @@ def token_bytes(hidden_size: int, blocks: int, dtype: str) -> int:
     """Bytes of the store per token: `blocks` states (features and aux layers), float8's scales, int32 id, bool mask."""
     scale = 4 if dtype == "float8" else 0
     return blocks * (hidden_size * DTYPES[dtype].itemsize + scale) + 5
+
+
+def readable_size(count: float) -> str:
+    """1234567 -> "1.2 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"

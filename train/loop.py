@@ -22,6 +22,7 @@ from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, full_state, run, selection, warm_start
 from eagle.train.batches import Layout, MicroBatches, Order, steps
 from eagle.train.draftable import Draftable
+from eagle.train.estimate import require_disk
 from eagle.train.head_call import HeadCall
 from eagle.train.metrics import validate
 from eagle.train.objective import Objective
@@ -158,6 +159,7 @@ def _start(
         head = checkpoints.load_weights(checkpoint)
     if accelerator.is_main_process:
         checkpoints.remove_leftovers(recipe.train_dir)
+        _say(f"train: {require_disk(recipe.train_dir, head, keep=config.keep_checkpoints)}")
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
     head.config.target_identity = source.target_identity
     head.requires_grad_(True).train()
