@@ -126,7 +126,7 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How drafts are made and verified. Defaults: the tree published for EAGLE-2."""
+    """How drafts are made and verified. Defaults: the trees published for EAGLE-2 and EAGLE-3."""
 
     drafter: Literal["eagle2", "static", "chain", "model", "ngram", "none"] = "eagle2"
     """What proposes. eagle2: the head, in a tree of its most confident guesses; static: the head, in a tree of fixed shape
@@ -136,8 +136,8 @@ class DecodeConfig:
     """Nodes per verification, the root included."""
     top_k: int = 10
     """Children per expanded node, and nodes expanded per level."""
-    depth: int = 6
-    """Levels below the root."""
+    depth: int | None = None
+    """Levels below the root; null: 6, or 8 for an EAGLE-3 head, as published."""
     level_cost: float = 0.0
     """Dynamic depth of eagle2, chain and model: no further level is drafted when what it can be expected to add, in accepted
     tokens, is below this. Worth while: about tau times the share of a cycle that one draft forward takes. 0: the full depth."""

@@ -24,6 +24,8 @@ from eagle.target import Target
 from eagle.tree import Children
 from eagle.verify import Rule, check_tree
 
+DEPTHS = {"eagle1": 6, "eagle3": 8}
+"""Levels below the root where decode.depth names none, by the head's version; drafters without a head take EAGLE-1's."""
 NEEDS_HEAD = ("eagle2", "static", "chain")
 """Drafters that need a draft head."""
 
@@ -69,18 +71,19 @@ def make_drafter(
     if decode.drafter == "ngram":
         _children(decode, rule, only=("top",), chain=decode.ngram_continuations == 1)
         return NgramDrafter(
-            depth=decode.depth,
+            depth=_depth(decode),
             budget=decode.budget,
             shortest=decode.ngram_min,
             longest=decode.ngram_max,
             continuations=decode.ngram_continuations,
         )
-    shape = _shape(decode, rule)
     if decode.drafter == "model":
+        shape = _shape(decode, rule, depth=_depth(decode))
         return ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
     if head is None:
         raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
     loaded = head if isinstance(head, DraftHead) else load_head(head)
+    shape = _shape(decode, rule, depth=_depth(decode, loaded.version))
     check_fits(loaded, target)
     loaded = loaded.to(device=target.device, dtype=target.dtype)
     if decode.engine == "compiled":
@@ -91,7 +94,11 @@ def make_drafter(
     return HeadDrafter(loaded, target.tokens, shape, static=static)
 
 
-def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
+def _depth(decode: DecodeConfig, version: str = "eagle1") -> int:
+    return DEPTHS[version] if decode.depth is None else decode.depth
+
+
+def _shape(decode: DecodeConfig, rule: Rule, *, depth: int) -> TreeShape:
     if decode.drafter == "static":
         paths = PUBLISHED if decode.tree_file is None else read_paths(decode.tree_file)
         chain = all(rank == 0 for path in paths for rank in path)
@@ -106,11 +113,11 @@ def _shape(decode: DecodeConfig, rule: Rule) -> TreeShape:
                 f'decode.level_cost is {decode.level_cost}, but the rule "{rule.name}" verifies sampled trees, whose depth is '
                 "fixed; set level_cost to 0, or the rule to coupled"
             )
-        return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=decode.depth)
+        return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=depth)
     return DynamicTree(
         budget=decode.budget,
         top_k=decode.top_k,
-        depth=decode.depth,
+        depth=depth,
         children=children,
         level_cost=decode.level_cost,
     )

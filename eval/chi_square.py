@@ -23,7 +23,7 @@ from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.mutants import LOSSLESS, MUTANTS
 from eagle.eval.statistics import chi_square_p_value
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
@@ -99,7 +99,7 @@ def holm(values: Mapping[str, float]) -> dict[str, float]:
 
 def measure(
     target: Target,
-    head: EagleHead,
+    head: DraftHead,
     ids_1T: torch.Tensor,
     sampling: Sampling,
     *,

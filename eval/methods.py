@@ -21,7 +21,7 @@ from eagle.drafters import with_drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.settings import Setting
-from eagle.heads import EagleHead
+from eagle.heads import DraftHead
 from eagle.rules import make_rule
 from eagle.target import Target
 
@@ -75,7 +75,7 @@ class FirstTokenClock(BaseStreamer):
 
 
 def make_methods(
-    names: tuple[str, ...], target: Target, head: EagleHead | None, *, decode: DecodeConfig, chain_depth: int
+    names: tuple[str, ...], target: Target, head: DraftHead | None, *, decode: DecodeConfig, chain_depth: int
 ) -> dict[str, Method]:
     """The methods by name, in that order; `plain` must be among them: the others are held against it.
 
@@ -88,7 +88,7 @@ def make_methods(
     return {name: _make(name, target, head, decode=decode, chain_depth=chain_depth) for name in names}
 
 
-def _make(name: str, target: Target, head: EagleHead | None, *, decode: DecodeConfig, chain_depth: int) -> Method:
+def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeConfig, chain_depth: int) -> Method:
     if name == HF:
         return Method(name=name, run=_hugging_face(target), greedy_check="none", sampled_check="none")
     if name == HF_LOOKUP:

@@ -11,8 +11,10 @@ from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.drafting import EagleDrafter
+from eagle.dynamic_tree import DynamicTree
 from eagle.eagle3_head import Eagle3Head
 from eagle.errors import EagleError
+from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
@@ -204,13 +206,22 @@ def test_a_head_that_knows_the_target_is_believed(tmp_path: Path) -> None:
     state["fc.weight"][:, -32:] = torch.eye(32)  # the last of the three layers
     state["norm.weight"].fill_(1)
     state["lm_head.weight"] = model.lm_head.weight.detach().clone()
-    layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}
+    layers: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}
     folder = reference.write_reference(tmp_path, state, draft_vocab_size=reference.V, **layers)
     decoder = SpeculativeDecoder.from_pretrained(model, folder, decode=DecodeConfig(drafter="chain", depth=3))
     out = decoder.generate(prompt(), max_new_tokens=21, eos_token_id=[])
     assert torch.equal(out.sequences, decoder.plain().generate(prompt(), max_new_tokens=21, eos_token_id=[]).sequences)
     assert out.stats is not None
     assert out.stats[0].tau == 4.0
+
+
+def test_the_tree_is_as_deep_as_published_for_the_heads_version(target: Target, head: Eagle3Head) -> None:
+    one = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
+    for made, asked, depth in ((one, None, 6), (head, None, 8), (head, 3, 3)):
+        decoder = SpeculativeDecoder.from_pretrained(target, made, decode=DecodeConfig(depth=asked))
+        assert isinstance(decoder.drafter, HeadDrafter)
+        assert isinstance(decoder.drafter.shape, DynamicTree)
+        assert decoder.drafter.shape.depth == depth
 
 
 def test_an_eagle1_head_asks_for_features_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
