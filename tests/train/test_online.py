@@ -14,6 +14,7 @@ from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.prepare import prepare
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
+from eagle.run import run as run_all
 from eagle.target import Target
 from eagle.train import run
 from eagle.train.loop import train
@@ -136,6 +137,13 @@ def test_the_store_needs_no_target_and_the_target_no_store(stored: Recipe, tmp_p
 
     monkeypatch.setattr(Target, "from_config", never)
     assert isinstance(opened(offline(stored, tmp_path)), FeatureStore)
+
+
+def test_a_whole_run_writes_no_store(stored: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = online(stored, tmp_path)
+    monkeypatch.setattr("eagle.eval.harness.evaluate", lambda recipe: {"evaluated": recipe.head_dir.is_dir()})
+    assert run_all(recipe) == {"evaluated": True}
+    assert not recipe.store_dir.exists()
 
 
 def test_mistakes_are_explained(stored: Recipe, tmp_path: Path) -> None:
