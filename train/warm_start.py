@@ -54,7 +54,8 @@ def start_from(config: HeadConfig, fresh: DraftHead, *, target_identity: Mapping
             f"{int((~kept_D).sum()):,} are new"
         )
     if isinstance(other, Eagle3Head):
-        rows = torch.searchsorted(theirs, ours[kept_D])
+        order_D = theirs.argsort()
+        rows = order_D[torch.searchsorted(theirs[order_D], ours[kept_D])]
         state["lm_head.weight"] = fresh.state_dict()["lm_head.weight"].clone()
         state["lm_head.weight"][kept_D] = other.lm_head.weight.detach()[rows]
     started.load_state_dict(state)
@@ -64,7 +65,7 @@ def start_from(config: HeadConfig, fresh: DraftHead, *, target_identity: Mapping
 
 
 def _token_ids(head: DraftHead) -> torch.Tensor:
-    """int64 [D], ascending: the target's ids that the head drafts."""
+    """int64 [D]: the target's ids that the head drafts."""
     vocabulary = head.vocabulary
     return torch.arange(head.config.vocab_size) if vocabulary is None else vocabulary.target_ids_D
 
