@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from eagle.kernels.commit.op import move_slots
+
 
 class _TreeLayer(CacheLayerMixin):
     """One layer's buffers [B, k, capacity, d]; allocated at the first write, when heads, dtype and device are known."""
@@ -161,10 +163,8 @@ class TreeCache(Cache):
         self.lengths_B = self.lengths_B + counts_B
 
     def _move(self, *, source_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
-        """Slots target_BK of every layer take what slots source_BK hold."""
-        for layer in self.layers:
-            move(layer.keys, source_BK=source_BK, target_BK=target_BK)
-            move(layer.values, source_BK=source_BK, target_BK=target_BK)
+        """Slots target_BK of every layer take what slots source_BK hold; both ascend, and no source lies before its target."""
+        move_slots([t for layer in self.layers for t in layer.tensors], source_BK=source_BK, target_BK=target_BK)
 
     @property
     def row_bytes(self) -> int:
@@ -200,10 +200,3 @@ class TreeCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Hugging Face's notion of the past; positions are always passed explicitly, so only its being > 0 matters."""
         return self.longest
-
-
-def move(buffer_BkSd: torch.Tensor, *, source_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
-    """Slots target_BK of one layer's keys or values take what slots source_BK hold; all are read before any is written."""
-    device = buffer_BkSd.device
-    row_B1 = torch.arange(len(buffer_BkSd), device=device)[:, None]
-    buffer_BkSd[row_B1, :, target_BK.to(device)] = buffer_BkSd[row_B1, :, source_BK.to(device)]

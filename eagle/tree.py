@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from eagle.kernels.tree_attention.reference import own_bits
+from eagle.kernels.tree_build.reference import ancestry as ancestry
 
 Children = Literal["coupled", "sampled", "top"]
 """How a tree's children were chosen, which decides what rules may verify it. coupled: with the noise that the coupled walk
@@ -118,26 +118,6 @@ class DraftTree:
     def roots(cls, tokens_B: torch.Tensor) -> "DraftTree":
         """Trees of one node: verifying them is plain decoding."""
         return cls.from_parents(tokens_B[:, None], torch.full((len(tokens_B), 1), -1))
-
-
-def ancestry(parents_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 parents [B, N] -> depths [B, N], ancestor bits [B, N, W].
-
-    Pointer doubling: after round r a node knows its nearest 2^r ancestors and jumps over them.
-    """
-    rows, nodes = parents_BN.shape
-    width = -(-nodes // 64)
-    own_BNW = own_bits(nodes, width).expand(rows, nodes, width)
-    # A sentinel node behind the last one stands above every root: no bits, no depth, its own parent.
-    bits = torch.cat([own_BNW, torch.zeros(rows, 1, width, dtype=torch.int64)], dim=1)
-    jump = torch.cat([parents_BN, torch.full((rows, 1), nodes)], dim=1)
-    jump = torch.where(jump < 0, nodes, jump)
-    steps = torch.cat([torch.ones(rows, nodes, dtype=torch.int64), torch.zeros(rows, 1, dtype=torch.int64)], dim=1)
-    while bool((jump < nodes).any()):
-        bits = bits | bits.gather(1, jump[..., None].expand(-1, -1, width))
-        steps = steps + steps.gather(1, jump)
-        jump = jump.gather(1, jump)
-    return steps[:, :nodes] - 1, bits[:, :nodes].contiguous()
 
 
 def best_connected(log_confidence_BM: torch.Tensor, count: int) -> torch.Tensor:
