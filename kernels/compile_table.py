@@ -155,7 +155,9 @@ def markdown(rows: Sequence[Compiled]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m eagle.kernels.compile_table", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m eagle.kernels.compile_table", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--kernel", action="append", help="a kernel folder; may be given again; all of them otherwise")
     parser.add_argument("--arch", action="append", type=int, choices=list(ARCHITECTURES), help="all of them otherwise")
     parser.add_argument("--match", default="", help="only versions whose name contains this text")

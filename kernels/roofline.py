@@ -1,0 +1,56 @@
+"""The least time a kernel can take: what it must move over what the memory can move, or what it must multiply over what the
+tensor cores can multiply, whichever is longer."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one call must do."""
+
+    bytes: int
+    """Read from and written to the device's memory."""
+    flops: int
+    """Multiplications and additions of matrix products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device's limits, from its data sheet (dense, without sparsity)."""
+
+    bandwidth: float
+    """Bytes per second."""
+    half: float
+    """FLOP per second in fp16 and bf16."""
+    tf32: float
+    """FLOP per second in TF32; float32 products are made of three of these."""
+
+    def rate(self, dtype: torch.dtype) -> float:
+        return self.tf32 / 3 if dtype == torch.float32 else self.half
+
+    def seconds(self, cost: Cost, dtype: torch.dtype) -> float:
+        """The roofline: max(bytes / bandwidth, flops / rate)."""
+        return max(cost.bytes / self.bandwidth, cost.flops / self.rate(dtype))
+
+    def bound(self, cost: Cost, dtype: torch.dtype) -> str:
+        """Which of the two it is: "memory" or "compute"."""
+        return "memory" if cost.bytes / self.bandwidth >= cost.flops / self.rate(dtype) else "compute"
+
+
+DEVICES = {
+    "B200": Device(bandwidth=8.0e12, half=2250e12, tf32=1125e12),
+    "H200": Device(bandwidth=4.8e12, half=989e12, tf32=494e12),
+    "H100 NVL": Device(bandwidth=3.9e12, half=835e12, tf32=417e12),
+    "H100 PCIe": Device(bandwidth=2.0e12, half=756e12, tf32=378e12),
+    "H100": Device(bandwidth=3.35e12, half=989e12, tf32=494e12),
+    "A100-SXM4-40GB": Device(bandwidth=1.555e12, half=312e12, tf32=156e12),
+    "A100": Device(bandwidth=2.039e12, half=312e12, tf32=156e12),
+}
+"""By a part of torch's device name; the first that fits."""
+
+
+def device_named(name: str) -> Device | None:
+    """The limits of a device by torch's name for it; None when it is not listed."""
+    return next((device for part, device in DEVICES.items() if part in name), None)
