@@ -79,15 +79,13 @@ def _source(recipe: Recipe, fingerprint: str) -> Documents:
 def off_policy(documents: Documents, sources: list[str], *, limit: int | None) -> dict[str, dict[str, float]]:
     """By source: documents and tokens scored, mean NLL and entropy (nats per token), share of greedy tokens.
 
-    sources: each document's. limit: at most this many documents of each source, spread evenly.
+    sources: each document's. limit: about this many documents in all, as many of each source, spread evenly.
     """
     of_source: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(sources):
         of_source[name].append(number)
-    chosen = {
-        name: [numbers[i] for i in spread(len(numbers), len(numbers) if limit is None else limit)]
-        for name, numbers in of_source.items()
-    }
+    share = len(sources) if limit is None else -(-limit // max(1, len(of_source)))
+    chosen = {name: [numbers[i] for i in spread(len(numbers), share)] for name, numbers in of_source.items()}
     tokens = documents.token_layers()
     rows = max(1, CHUNK_ELEMENTS // tokens.vocab_size)
     figures = {}

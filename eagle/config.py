@@ -84,7 +84,7 @@ class DataConfig:
     seed: int = 0
     """Seed of the validation split."""
     report_documents: int | None = 256
-    """`eagle data report`: documents of each source whose answers are scored by the target; null: all."""
+    """`eagle data report`: documents whose answers the target scores, shared out evenly over the sources; null: all."""
     regenerate: RegenerateConfig = dataclasses.field(default_factory=RegenerateConfig)
 
 

@@ -32,7 +32,7 @@ def recipe(tmp_path: Path) -> Recipe:
         output_dir=str(tmp_path / "out"),
         target=TargetConfig(model=str(save_tiny_target(tmp_path / "target")), device="cpu"),
         data=DataConfig(
-            sources=(str(tmp_path / "rows.jsonl"),), max_len=40, validation_fraction=0.3, report_documents=5
+            sources=(str(tmp_path / "rows.jsonl"),), max_len=40, validation_fraction=0.3, report_documents=10
         ),
         features=FeaturesConfig(dtype="float32", batch_tokens=200),
     )
