@@ -1,0 +1,130 @@
+"""What a user sees when something breaks: one message that says what to do, exit code 2, and nothing lost."""
+
+import dataclasses
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle.checkpoint import load_head
+from eagle.config import as_dict
+from eagle.data.store import FeatureStore
+from eagle.train import checkpoints
+from eagle.train.__main__ import main
+from eagle.train.loop import train
+from tests.train.stores import tiny_recipe, with_train, write_tiny_store
+
+
+def _run(recipe: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """Trains through the program; its one error message."""
+    path = Path(recipe.output_dir).parent / "recipe.yaml"
+    path.write_text(json.dumps(as_dict(recipe)))
+    capsys.readouterr()
+    assert main(["--config", str(path)]) == 2
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    (message,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    return message
+
+
+def test_a_value_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def spoil(number: int, features_TH: torch.Tensor) -> None:
+        if number == 3:
+            features_TH[5, 0] = float("nan")
+
+    write_tiny_store(tmp_path, spoil=spoil)
+    message = _run(tiny_recipe(tmp_path, save_every=1), capsys)
+    assert "the features of doc-3 in the feature store" in message
+    assert "are not finite" in message
+    assert "Nothing was overwritten" in message
+
+
+def test_a_shard_with_a_flipped_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path)
+    shard = recipe.store_dir / "shard-00001.safetensors"
+    blob = bytearray(shard.read_bytes())
+    blob[len(blob) // 2] ^= 1  # somewhere in the features
+    shard.write_bytes(blob)
+    message = _run(recipe, capsys)
+    assert message.startswith("error: shard shard-00001.safetensors of the feature store")
+    assert "its SHA-256 is" in message
+    assert "run `eagle features RECIPE` again, which writes only what is missing" in message
+    assert not recipe.train_dir.exists()
+    train(with_train(recipe, verify_store="never", epochs=1))
+
+
+def test_shards_are_read_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eagle.train import store_check
+
+    read: list[str] = []
+    real = store_check.sha256_file
+    monkeypatch.setattr(store_check, "sha256_file", lambda path: read.append(path.name) or real(path))
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=1)
+    train(recipe)
+    assert len(read) == len(FeatureStore.open(recipe.store_dir).manifest["shards"])
+    train(with_train(recipe, epochs=2))
+    assert len(read) == 3
+    shard = recipe.store_dir / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes())
+    train(with_train(recipe, epochs=3))
+    assert read[3:] == ["shard-00001.safetensors"]
+    train(with_train(recipe, epochs=4, verify_store="always"))
+    assert len(read) == 7
+
+
+@pytest.mark.parametrize("where", ["optimizer", "head", "metrics"])
+def test_a_full_disk(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors import SafetensorError
+
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=2)
+    text = "I/O error: No space left on device (os error 28)"
+
+    def full(*arguments: Any, **keywords: Any) -> None:
+        raise SafetensorError(text) if where == "optimizer" else OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if where == "optimizer":
+            patch.setattr(checkpoints, "save_file", full)
+        elif where == "head":
+            from eagle.train import loop
+
+            patch.setattr(loop, "save_head", full)
+        else:
+            recipe.train_dir.mkdir(parents=True)
+            (recipe.train_dir / "metrics.jsonl").symlink_to("/dev/full")
+            patch.setattr("eagle.train.trackers.MetricsFile.rewind", lambda file, step: None)
+        message = _run(recipe, capsys)
+    assert "the disk is full (" in message
+    assert "make room and run the same command again" in message
+    if where == "metrics":
+        (recipe.train_dir / "metrics.jsonl").unlink()
+    train(recipe)
+    assert load_head(recipe.head_dir)
+
+
+def test_a_draft_vocabulary_of_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_store(tmp_path)
+    first = tiny_recipe(tmp_path, epochs=1)
+    first = dataclasses.replace(first, head=dataclasses.replace(first.head, draft_vocab_size=64))
+    train(first)
+    broken = load_head(first.head_dir)
+    broken.d2t.zero_()
+    broken.save_pretrained(tmp_path / "zeros")
+    warm = dataclasses.replace(
+        first,
+        head=dataclasses.replace(first.head, init_from=str(tmp_path / "zeros")),
+        output_dir=str(tmp_path / "warm"),
+    )
+    (tmp_path / "warm").mkdir()
+    (tmp_path / "warm" / "features").symlink_to(first.store_dir)
+    message = _run(warm, capsys)
+    assert f"head {tmp_path / 'zeros'}" in message
+    assert "d2t is all zeros" in message
