@@ -121,7 +121,7 @@ def _restore_deepspeed(
     accelerator: Accelerator,
     optimizer: torch.optim.Optimizer,
     inner: torch.optim.Optimizer,
-    named: Mapping[str, torch.nn.Parameter],
+    named: Mapping[str, Any],
     state: Mapping[str, torch.Tensor],
 ) -> None:
     """ZeRO's optimiser steps flat slices of the parameters: they get blank moments, then each parameter's part of them."""

@@ -99,11 +99,11 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
             loss = result.loss_sum / max(1, result.supervised)
             bar.advance(1, note=f"loss {loss:.4f}, {result.tokens / seconds:,.0f} tokens/s")
             _record(training, trackers, result, seconds)
-            decodes = chooser is not None and _due(training, selection.interval(recipe.train))
-            if decodes or _due(training, recipe.train.eval_every):
+            decoding = chooser if chooser is not None and _due(training, selection.interval(recipe.train)) else None
+            if decoding is not None or _due(training, recipe.train.eval_every):
                 _validate(training, trackers)
-            if decodes:
-                _decode(training, trackers, chooser)
+            if decoding is not None:
+                _decode(training, trackers, decoding)
                 stopped_early = selection.exhausted(training.progress, recipe.train)
             if stopped_early or _due(training, recipe.train.save_every):
                 _save(training)

@@ -5,18 +5,20 @@ import os
 import re
 import subprocess
 import sys
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 
-from eagle.config import Recipe, as_dict
+from eagle.config import Recipe, TrainConfig, as_dict
+from eagle.errors import EagleError
+from eagle.launch import check_world
 from eagle.train.__main__ import main
 from eagle.train.loop import train
+from eagle.train.run import check_settings
 from tests.train.stores import tiny_recipe, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
 
@@ -98,28 +100,15 @@ def test_all_processes_stop_when_one_meets_what_is_not_finite(tmp_path: Path) ->
     assert len(re.findall("features of doc-3 in .* are not finite", finished.stderr)) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None or which("c++") is None, reason="needs DeepSpeed and a C++ compiler")
-def test_deepspeed_zero2_trains_and_resumes_like_a_plain_run(tmp_path: Path) -> None:
-    write_tiny_store(tmp_path / "plain")
-    plain = tiny_recipe(tmp_path / "plain", clip="norm", gradient_accumulation=2, epochs=3)
-    train(plain)
-    write_tiny_store(tmp_path / "zero")
-    zero = tiny_recipe(tmp_path / "zero", clip="norm", gradient_accumulation=2, epochs=3, max_steps=3)
-    path = _recipe_file(zero, tmp_path)
-    config = str(files("eagle") / "configs" / "accelerate" / "zero2.yaml")
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", config]
-    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for overrides in ([], ["--train.max_steps", "6"]):
-        finished = subprocess.run([*command, *overrides], env=environment, timeout=500, capture_output=True, text=True)
-        assert finished.returncode == 0, finished.stderr
-    assert list(zero.train_dir.glob("checkpoint-*/pytorch_model/zero_pp_rank_0*")), "DeepSpeed did the work"
-    for name, weight in weights_of(zero).items():
-        torch.testing.assert_close(weight, weights_of(plain)[name], rtol=1e-3, atol=2e-5)
-    refused = subprocess.run([*command, "--train.clip", "value"], env=environment, capture_output=True, text=True)
-    assert refused.stderr.count("set train.clip to norm") == 1
-    if not torch.cuda.is_available():
-        two = [*launcher, "--num_processes", "2", "-m", "eagle.train", "--config", str(path)]
-        refused = subprocess.run([sys.executable, *two], env=environment, capture_output=True, text=True)
-        assert "2 processes were launched, but accelerate runs 1" in refused.stderr
+@pytest.mark.parametrize("strategy", [DistributedType.DEEPSPEED, DistributedType.FSDP])
+def test_clipping_by_value_is_refused_where_gradients_are_spread(strategy: DistributedType) -> None:
+    accelerator: Any = SimpleNamespace(distributed_type=strategy, num_processes=1, is_fsdp2=True)
+    with pytest.raises(EagleError, match=r"cannot clip gradients by value; set train.clip to norm"):
+        check_settings(TrainConfig(clip="value"), accelerator)
+
+
+def test_processes_that_accelerate_runs_as_if_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    accelerator: Any = SimpleNamespace(num_processes=1)
+    with pytest.raises(EagleError, match=r"2 processes were launched, but accelerate runs 1.*ACCELERATE_USE_CPU=true"):
+        check_world(accelerator)
