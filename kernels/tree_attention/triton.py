@@ -238,6 +238,11 @@ def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int)
     )
 
 
+def _padded(head_dim: int) -> int:
+    """DP: tensor cores multiply no less than 16 at a time."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
 def splits_for(*, programs: int, packed_rows: int, slots: int, processors: int) -> int:
     """How many programs share one row's prefix: enough to fill the device, but partial results stay below a quarter of the
     key and value traffic (2 * P * M / slots <= 0.25), and a split has at least 256 slots.
@@ -282,7 +287,7 @@ def launch(
     scratch = 0 if splits == 1 else splits * batch * nodes * heads
     part_out = torch.empty(scratch * head_dim, dtype=torch.float32, device=device)
     part_lse = torch.empty(scratch, dtype=torch.float32, device=device)
-    padded = triton.next_power_of_2(head_dim)
+    padded = _padded(head_dim)
     _attend[(blocks, batch * kv_heads, splits)](
         query_BhNd, key_BkSd, value_BkSd, out_BNhd, part_out, part_lse,
         lengths_B, ancestors_BNW, query_depths_BN, column_depths_BC,
@@ -319,7 +324,7 @@ def variants() -> Iterator[Variant]:
     """Every version the launcher can choose for HEAD_DIMS."""
     for head_dim, dtype in product(HEAD_DIMS, TYPES):
         element = TYPES[dtype]
-        padded = triton.next_power_of_2(head_dim)
+        padded = _padded(head_dim)
         shipped: dict[Tiling, list[int]] = {}
         for rows, arch in product(ROW_BLOCKS, (80, 90, 100)):
             archs = shipped.setdefault(tiling(rows, head_dim, dtype, arch), [])
@@ -362,5 +367,5 @@ def variants() -> Iterator[Variant]:
             divisible=frozenset(["Out", "PartOut", "PartLse"]),
             num_warps=MERGE_ROWS,
             no_spills=True,
-            representative=(head_dim, element) in {(80, "bf16"), (128, "bf16")},
+            representative=(head_dim, element) == (128, "bf16"),
         )
