@@ -165,13 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--output", type=Path, help="also write the table to this file")
     args = parser.parse_args(arguments)
+    unknown = set(args.kernel or ()) - set(folders())
+    if unknown:
+        raise EagleError(f"no kernel named {', '.join(sorted(unknown))}; expected some of {', '.join(folders())}")
     os.environ["TRITON_INTERPRET"] = "0"  # read when a kernel's module is imported, here and in the processes
 
     import triton
 
-    unknown = set(args.kernel or ()) - set(folders())
-    if unknown:
-        raise EagleError(f"no kernel named {', '.join(sorted(unknown))}; expected some of {', '.join(folders())}")
     variants = [
         v for v in offered(args.kernel or folders(), representative=args.representative) if args.match in v.name
     ]
