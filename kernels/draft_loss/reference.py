@@ -12,7 +12,8 @@ def soft_cross_entropy_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(losses float32 [C], slopes [C, D] in the student's dtype) of two chunks of logits."""
     p_CD, log_q_CD = teacher_CD.float().softmax(-1), student_CD.float().log_softmax(-1)
-    return -torch.einsum("cd,cd->c", p_CD, log_q_CD), log_q_CD.exp_().sub_(p_CD).to(student_CD.dtype)
+    losses_C = -(p_CD * log_q_CD).sum(-1)  # not einsum: its order of summation costs two digits at 8k tokens
+    return losses_C, log_q_CD.exp_().sub_(p_CD).to(student_CD.dtype)
 
 
 def draft_loss_reference(*, student_TH: torch.Tensor, teacher_TH: torch.Tensor, head_DH: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def _soft_cross_entropy(
         weights = tl.exp(teacher - peak)
         shrink = tl.exp(teacher_peak - peak)
         teacher_total = teacher_total * shrink + tl.sum(weights, 0)
-        both = both * shrink + tl.sum(tl.where(there, weights * student, 0.0), 0)
+        both = both * shrink + tl.sum(weights * tl.where(there, student, 0.0), 0)
         teacher_peak = peak
     student_lse = student_peak + tl.log(student_total)
     teacher_lse = teacher_peak + tl.log(teacher_total)

@@ -127,8 +127,9 @@ def _survey(
         counts = tl.zeros([PIECE, _PIVOTS], tl.int32)
         masses = tl.zeros([PIECE, _PIVOTS], tl.float32)
         totals = tl.zeros([PIECE], tl.int64)
-        for start in range(0, SPLIT, PIECE):
-            at = split * SPLIT + start + tl.arange(0, PIECE)
+        first = split * SPLIT
+        for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
+            at = start + tl.arange(0, PIECE)
             scores = _load_scores(Logits + row * stride, at, vocab_size, peak, temperature)
             above = _keys(scores)[:, None] <= pivots[None, :]
             counts += above.to(tl.int32)
@@ -297,7 +298,7 @@ def _finish(
     threshold = tl.full([], 0x7F800000, tl.int32)
     mass = tl.full([], 0, tl.int64)
     if temperature > 0.0:
-        token = _best(Bests, BestTokens, row, splits, SPLITS)
+        filters = False
         if FILTERED or DESCRIBED:
             k, p, lowest, joint, filters = _filters(TopK, TopP, LogMinP, Joint, b, vocab_size)
             _, _, count, mass = _cut(Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, SPLITS)
@@ -313,6 +314,8 @@ def _finish(
                     Logits + row * stride, peak, temperature,
                     k, p, lowest, joint, mass, seed, position, vocab_size, PIECE,
                 )  # fmt: skip
+        else:
+            token = _best(Bests, BestTokens, row, splits, SPLITS)
     else:
         token = _best(Peaks, PeakTokens, row, splits, SPLITS)
     tl.store(OutTokens + row, token.to(tl.int64))
