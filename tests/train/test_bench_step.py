@@ -12,26 +12,17 @@ from eagle.train.draftable import Draftable
 from eagle.train.objective import Objective
 from eagle.train.step import batch_losses
 
-TINY = [
-    "--vocab",
-    "60",
-    "--steps",
-    "3",
-    "--hidden",
-    "16",
-    "--intermediate",
-    "24",
-    "--heads",
-    "2",
-    "--kv-heads",
-    "1",
-    "--repeats",
-    "1",
-    "--warmup",
-    "0",
-    "--device",
-    "cpu",
-]
+SHAPE = {
+    "vocab": 60,
+    "steps": 3,
+    "hidden": 16,
+    "intermediate": 24,
+    "heads": 2,
+    "kv-heads": 1,
+    "repeats": 1,
+    "warmup": 0,
+}
+TINY = [f"--{name}={value}" for name, value in {**SHAPE, "device": "cpu"}.items()]
 
 
 @pytest.mark.parametrize("version", ["eagle1", "eagle3"])

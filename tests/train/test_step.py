@@ -1,5 +1,6 @@
 """One optimiser step against the recipe written out index by index, and its independence of how it is cut."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from eagle.config import Recipe
+from eagle.config import HeadConfig, Recipe
 from eagle.data.store import FeatureStore
-from eagle.train import run
+from eagle.train import draftable, run
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, write_tiny_store
 
@@ -124,3 +125,31 @@ def test_bf16_trains_float32_weights_close_to_fp32(directory: Path, tmp_path: Pa
     last = [[line for line in metrics_of(recipe) if "loss" in line][-1]["loss"] for recipe in recipes]
     assert last[0] != last[1]
     assert last[0] == pytest.approx(last[1], rel=1e-2)
+
+
+def test_a_hass_recipe_trains_with_the_top_k_term_and_remembers_what_it_could_draft(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second epoch puts no position through the full LM head, and has the losses of computing them anew."""
+    seen: list[int] = []
+    recipes = []
+    for name, limit in (("remembered", 2**30), ("anew", 0)):
+        (tmp_path / name).mkdir()
+        recipe = _elsewhere(directory, tmp_path / name, epochs=3, unroll_steps=3, distill_weight=1.0, eval_every=100)
+        recipes.append(dataclasses.replace(recipe, head=HeadConfig(draft_vocab_size=40)))
+        with monkeypatch.context() as patch:
+            compute = draftable.Draftable._compute
+            patch.setattr(draftable, "MOST_BYTES", limit)
+
+            def count(self: Any, features_NH: Any, at_M: torch.Tensor) -> torch.Tensor:
+                seen.append(len(at_M))
+                return compute(self, features_NH, at_M)  # noqa: B023
+
+            patch.setattr(draftable.Draftable, "_compute", count)
+            train(recipes[-1])
+    steps = [[line for line in metrics_of(recipe) if "loss" in line] for recipe in recipes]
+    for once, anew in zip(*steps, strict=True):
+        assert {key: once[key] for key in ("loss", "grad_norm")} == {key: anew[key] for key in ("loss", "grad_norm")}
+        weighted = once["regression"] + 0.1 * once["classification"] + once["distillation"]
+        assert once["loss"] == pytest.approx(weighted, rel=1e-4)
+    assert len(seen) == len(steps[0]) // 3 + len(steps[0])
