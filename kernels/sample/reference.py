@@ -41,8 +41,10 @@ def sample_reference(logits_RV: torch.Tensor, *, positions_R: torch.Tensor, sett
     kept_RV = scores_RV.isfinite() & (scores_RV >= thresholds_R[:, None])
     log_totals_R = scores_RV.masked_fill(~kept_RV, float("-inf")).logsumexp(-1)
     seeds, positions = settings.seed_B[of_R].tolist(), positions_R.tolist()
-    noise_RV = torch.stack([gumbel(seed & (2**64 - 1), at, vocab_size) for seed, at in zip(seeds, positions)])
-    noisy_RV = (scores_RV + noise_RV.to(scores_RV.device)).masked_fill(~kept_RV, float("-inf"))
+    noise_RV = torch.zeros_like(scores_RV)
+    for row, (seed, position) in enumerate(zip(seeds, positions)):
+        noise_RV[row] = gumbel(seed & (2**64 - 1), position, vocab_size)
+    noisy_RV = (scores_RV + noise_RV).masked_fill(~kept_RV, float("-inf"))
     tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), noisy_RV.argmax(-1))
     return Choice(
         tokens_R=tokens_R,

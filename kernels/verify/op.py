@@ -152,4 +152,9 @@ def _flat(logits_BNV: torch.Tensor, positions_BN: torch.Tensor, tree: Tree) -> t
 
 
 def _contiguous(tree: Tree) -> Tree:
-    return Tree(*(one if one is None else one.contiguous() for one in tree))
+    return Tree(
+        tokens_BN=tree.tokens_BN.contiguous(),
+        parents_BN=tree.parents_BN.contiguous(),
+        log_q_BEV=None if tree.log_q_BEV is None else tree.log_q_BEV.contiguous(),
+        q_row_BN=None if tree.q_row_BN is None else tree.q_row_BN.contiguous(),
+    )

@@ -254,6 +254,7 @@ def launch_decide(
     (rows, vocab_size), device = logits_RV.shape, logits_RV.device
     nodes = tree.tokens_BN.shape[1]
     splits, attempts = triton.cdiv(vocab_size, SPLIT), max(1, most_children)
+    recorded = 0 if tree.log_q_BEV is None else tree.log_q_BEV.shape[1]
     sampled = tree.log_q_BEV is not None
     lefts, rests = (torch.empty(rows, attempts, splits, dtype=torch.float64, device=device) for _ in range(2))
     weights = torch.empty(rows, splits, dtype=torch.float64, device=device)
@@ -263,7 +264,7 @@ def launch_decide(
     described = (choice.tokens_R, choice.peaks_R, choice.thresholds_R, choice.log_totals_R)
     chance = (settings.seed_B, positions_R)
     state = (rejected, lefts, rests, decisions.followers_BN)
-    sizes = (logits_RV.stride(0), vocab_size, nodes, tree.log_q_BEV.shape[1] if sampled else 0, attempts, splits)
+    sizes = (logits_RV.stride(0), vocab_size, nodes, recorded, attempts, splits)
     shape: dict[str, Any] = {"SPLIT": SPLIT, "PIECE": PIECE, "SPLITS": _padded(splits), "SAMPLED": sampled}
     for attempt in range(most_children):
         _attempt[(rows, splits)](

@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    scale = float(expected.float().abs().max().clamp_min(1e-3))
+    scale = float(expected.detach().float().abs().max().clamp_min(1e-3))
     torch.testing.assert_close(got.float() / scale, expected.float() / scale, rtol=0, atol=TOLERANCE[dtype])
 
 

@@ -199,7 +199,7 @@ def test_chains_and_lonely_roots() -> None:
 
 def test_a_rejected_chain_draws_from_the_residual_alone() -> None:
     """p = (.7, .3), q = (.4, .6): a rejected B is always replaced by A, and the share of B in the output is p's."""
-    nodes = 200
+    nodes = 60
     parents_BN = torch.tensor([[-1, *range(nodes - 1)]], device=DEVICE)  # a chain: one child a node
     log_q_BEV = torch.tensor([0.4, 0.6], device=DEVICE).log().expand(1, nodes, 2).contiguous()
     tokens_BN = torch.ones(1, nodes, dtype=torch.int64, device=DEVICE)  # every draft is B
