@@ -215,7 +215,9 @@ class Tiling:
     slots: int
     """BN: cache slots of a tile; divides 64."""
     num_warps: int
-    num_stages: int
+    num_stages: int = 2
+    maxnreg: int | None = None
+    """Registers per thread; None leaves it to ptxas, which may spill a little to fit one program more on a processor."""
 
 
 ROW_BLOCKS = (16, 32, 64, 128)
@@ -234,7 +236,10 @@ def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int)
         largest, slots = 64, 32
     rows = min(largest, max(16, triton.next_power_of_2(packed_rows)))
     return Tiling(
-        rows=rows, slots=slots, num_warps=8 if rows == 128 or (rows == 64 and head_dim > 128) else 4, num_stages=2
+        rows=rows,
+        slots=slots,
+        num_warps=8 if rows == 128 or (rows == 64 and head_dim > 128) else 4,
+        maxnreg=255 if capability >= 100 and rows == 64 and head_dim <= 64 else None,
     )
 
 
@@ -296,7 +301,7 @@ def launch(
         *query_BhNd.stride()[:3], *key_BkSd.stride()[:3], *value_BkSd.stride()[:3],
         D=head_dim, DP=padded, BM=tile.rows, BN=tile.slots,
         WINDOW=window is not None, SOFTCAP=softcap is not None, PRECISION=precision(query_BhNd.dtype),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.maxnreg,
     )  # fmt: skip
     if splits > 1:
         rows = batch * nodes * heads
@@ -344,7 +349,7 @@ def variants() -> Iterator[Variant]:
             }
             yield Variant(
                 kernel="tree_attention",
-                name=f"d{head_dim} {element} {tile.rows}x{tile.slots}{flags}",
+                name=f"d{head_dim} {element} {tile.rows}x{tile.slots}{flags}" + (" maxnreg" if tile.maxnreg else ""),
                 function=_attend,
                 types={**pointers, **integers, "scale_log2": "fp32", "softcap": "fp32"},
                 constants={
@@ -355,6 +360,7 @@ def variants() -> Iterator[Variant]:
                 architectures=tuple(archs),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
+                options={"maxnreg": tile.maxnreg},
                 no_spills=head_dim in (64, 128),
                 representative=(head_dim, element, tile.rows, window) in sampled and window == softcap,
             )  # fmt: skip
