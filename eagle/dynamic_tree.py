@@ -57,7 +57,7 @@ class DynamicTree:
         depth = self.depth if draft.deepest is None else max(1, min(self.depth, draft.deepest))
         # Tree columns of the cache: K per expanded level; their depth is counted behind the committed ones.
         column_depths_C = torch.arange(depth - 1).repeat_interleave(K)
-        width = max(1, -(-len(column_depths_C) // 64))
+        width = -(-max(K, len(column_depths_C)) // 64)
         tokens_BM, scores_BM = draft.children(
             draft.predicted_BH[:, None], torch.zeros(rows, 1), depth=1, count=K, choice=self.children
         )
