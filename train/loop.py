@@ -50,6 +50,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     disable_progress_bar()  # transformers' own, at every save_pretrained
     run.check_settings(recipe.train, accelerator)
     selection.check_settings(recipe)
+    run.check_strategy(recipe, accelerator)
     objective = Objective.of(recipe)
     source = open_documents(recipe, accelerator)
     order = run.training_order(source, recipe, processes=accelerator.num_processes)

@@ -20,6 +20,7 @@ from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.loading import load_config
 from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order
+from eagle.train.full_state import is_spread
 from eagle.vocab import DraftVocabulary
 
 # Keys of a recipe's `train` section that a resumed run may change: they touch no weight. (batch_size and
@@ -60,6 +61,21 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
         raise EagleError(
             f"train.clip is value, but {accelerator.distributed_type.value} cannot clip gradients by value; "
             "set train.clip to norm (or none)"
+        )
+
+
+def check_strategy(recipe: Recipe, accelerator: Accelerator) -> None:
+    """Raises EagleError for a head that this launch's strategy cannot train.
+
+    ZeRO-3 has a layer's weights in memory within that layer's own backward alone; an EAGLE-3 head's `lm_head` takes its
+    gradients in the forward, a chunk of positions at a time (eagle/train/loss.py).
+    """
+    if recipe.head.version != "eagle3" or accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return
+    if is_spread(accelerator):
+        raise EagleError(
+            "head.version is eagle3 and this launch uses DeepSpeed ZeRO stage 3, which cannot train a head with an LM head of "
+            "its own; launch with FSDP (its weights are spread as well) or ZeRO stage 2"
         )
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,12 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 
-from eagle.config import Recipe, TrainConfig, as_dict
+from eagle.config import HeadConfig, Recipe, TargetConfig, TrainConfig, as_dict
 from eagle.errors import EagleError
 from eagle.launch import check_world
 from eagle.train.__main__ import main
 from eagle.train.loop import train
-from eagle.train.run import check_settings
+from eagle.train.run import check_settings, check_strategy
 from tests.train.stores import tiny_recipe, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
 
@@ -105,6 +106,15 @@ def test_clipping_by_value_is_refused_where_gradients_are_spread(strategy: Distr
     accelerator: Any = SimpleNamespace(distributed_type=strategy, num_processes=1, is_fsdp2=True)
     with pytest.raises(EagleError, match=r"cannot clip gradients by value; set train.clip to norm"):
         check_settings(TrainConfig(clip="value"), accelerator)
+
+
+@pytest.mark.parametrize(("version", "stage", "refused"), [("eagle3", 3, True), ("eagle3", 2, False), ("eagle1", 3, False)])
+def test_an_lm_head_of_its_own_is_refused_under_zero_3(version: Any, stage: int, refused: bool) -> None:
+    plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+    accelerator: Any = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, state=plugin)
+    recipe = Recipe(output_dir="x", target=TargetConfig(model="x"), head=HeadConfig(version=version))
+    with pytest.raises(EagleError, match="ZeRO stage 3.*launch with FSDP") if refused else nullcontext():
+        check_strategy(recipe, accelerator)
 
 
 def test_processes_that_accelerate_runs_as_if_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
