@@ -12,7 +12,6 @@ log-sum-exp. Lengths are read on the device and the grid depends on shapes alone
 After FlashAttention-2 (Dao 2023, arXiv 2307.08691) and Flash-Decoding's split over keys; the mask is ours.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from itertools import product
 
@@ -21,6 +20,7 @@ import triton
 import triton.language as tl
 
 from eagle.kernels.dot import dot, precision
+from eagle.kernels.tree_attention.tiling import ROW_BLOCKS, Tiling, padded_dim, splits_for, tiling
 from eagle.kernels.variants import TYPES, Variant
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -206,58 +206,6 @@ def _merge(Out, PartOut, PartLse, rows, splits, D: tl.constexpr, DP: tl.constexp
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """Compile-time choices of one launch."""
-
-    rows: int
-    """BM: packed query rows of a program."""
-    slots: int
-    """BN: cache slots of a tile; divides 64."""
-    num_warps: int
-    num_stages: int = 2
-    maxnreg: int | None = None
-    """Registers per thread; None leaves it to ptxas, which may spill a little to fit one program more on a processor."""
-
-
-ROW_BLOCKS = (16, 32, 64, 128)
-
-
-def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int) -> Tiling:
-    """The tiling for M packed query rows on a device of this compute capability (80, 90, 100 ...).
-
-    The largest tiles that spill nothing: on sm_80 each warp holds whole key and value tiles in registers.
-    """
-    if dtype == torch.float32:
-        largest, slots = (32, 32) if head_dim <= 64 else (16, 32) if head_dim <= 128 else (16, 16)
-    elif head_dim <= 128:
-        largest, slots = 128, 32 if head_dim > 64 and capability < 90 else 64
-    else:
-        largest, slots = 64, 32
-    rows = min(largest, max(16, triton.next_power_of_2(packed_rows)))
-    return Tiling(
-        rows=rows,
-        slots=slots,
-        num_warps=8 if rows == 128 or (rows == 64 and head_dim > 128) else 4,
-        maxnreg=255 if capability >= 100 and rows == 64 and head_dim <= 64 else None,
-    )
-
-
-def _padded(head_dim: int) -> int:
-    """DP: tensor cores multiply no less than 16 at a time."""
-    return max(16, triton.next_power_of_2(head_dim))
-
-
-def splits_for(*, programs: int, packed_rows: int, slots: int, processors: int) -> int:
-    """How many programs share one row's prefix: enough to fill the device, but partial results stay below a quarter of the
-    key and value traffic (2 * P * M / slots <= 0.25), and a split has at least 256 slots.
-
-    programs: launched without splits. slots: the most a prefix may hold (shapes only: lengths stay on the device).
-    """
-    fill = -(-2 * processors // max(programs, 1))
-    return max(1, min(fill, int(0.25 * slots / (2 * packed_rows)), slots // 256))
-
-
 def launch(
     query_BhNd: torch.Tensor,
     key_BkSd: torch.Tensor,
@@ -292,7 +240,7 @@ def launch(
     scratch = 0 if splits == 1 else splits * batch * nodes * heads
     part_out = torch.empty(scratch * head_dim, dtype=torch.float32, device=device)
     part_lse = torch.empty(scratch, dtype=torch.float32, device=device)
-    padded = _padded(head_dim)
+    padded = padded_dim(head_dim)
     _attend[(blocks, batch * kv_heads, splits)](
         query_BhNd, key_BkSd, value_BkSd, out_BNhd, part_out, part_lse,
         lengths_B, ancestors_BNW, query_depths_BN, column_depths_BC,
@@ -329,7 +277,7 @@ def variants() -> Iterator[Variant]:
     """Every version the launcher can choose for HEAD_DIMS."""
     for head_dim, dtype in product(HEAD_DIMS, TYPES):
         element = TYPES[dtype]
-        padded = _padded(head_dim)
+        padded = padded_dim(head_dim)
         shipped: dict[Tiling, list[int]] = {}
         for rows, arch in product(ROW_BLOCKS, (80, 90, 100)):
             archs = shipped.setdefault(tiling(rows, head_dim, dtype, arch), [])

@@ -13,7 +13,7 @@ from eagle.errors import EagleError
 from eagle.kernels.dispatch import reasons, record, using
 from eagle.kernels.tree_attention.model import cost
 from eagle.kernels.tree_attention.op import tree_attention
-from eagle.kernels.tree_attention.triton import splits_for, tiling
+from eagle.kernels.tree_attention.tiling import splits_for, tiling
 from eagle.tree import ancestry
 from tests.kernels.counting import counted
 
