@@ -108,12 +108,14 @@ def test_clipping_by_value_is_refused_where_gradients_are_spread(strategy: Distr
         check_settings(TrainConfig(clip="value"), accelerator)
 
 
-@pytest.mark.parametrize(("version", "stage", "refused"), [("eagle3", 3, True), ("eagle3", 2, False), ("eagle1", 3, False)])
+@pytest.mark.parametrize(
+    ("version", "stage", "refused"), [("eagle3", 3, True), ("eagle3", 2, False), ("eagle1", 3, False)]
+)
 def test_an_lm_head_of_its_own_is_refused_under_zero_3(version: Any, stage: int, refused: bool) -> None:
     plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
     accelerator: Any = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, state=plugin)
     recipe = Recipe(output_dir="x", target=TargetConfig(model="x"), head=HeadConfig(version=version))
-    with pytest.raises(EagleError, match="ZeRO stage 3.*launch with FSDP") if refused else nullcontext():
+    with pytest.raises(EagleError, match=r"ZeRO stage 3.*launch with FSDP") if refused else nullcontext():
         check_strategy(recipe, accelerator)
 
 
