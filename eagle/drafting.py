@@ -45,7 +45,8 @@ class EagleDrafter(HeadDrafter):
 
     budget: nodes per tree, the root included. top_k: children per expanded node, and nodes expanded per level.
     depth: levels below the root. top_k = 1 gives a chain. children: how they are chosen (see eagle.tree.Children);
-    "sampled" takes a tree of fixed widths (eagle/sampled_tree.py). Raises EagleError for a number below 1.
+    "sampled" takes a tree of fixed widths (eagle/sampled_tree.py). level_cost: as DynamicTree's. Raises EagleError for a
+    number out of its range.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class EagleDrafter(HeadDrafter):
         top_k: int = 10,
         depth: int = 6,
         children: Children = "coupled",
+        level_cost: float = 0.0,
     ):
         shape: TreeShape
         if children == "sampled":
             shape = SampledTree(budget=budget, top_k=top_k, depth=depth)
         else:
-            shape = DynamicTree(budget=budget, top_k=top_k, depth=depth, children=children)
+            shape = DynamicTree(budget=budget, top_k=top_k, depth=depth, children=children, level_cost=level_cost)
         super().__init__(head, tokens, shape)

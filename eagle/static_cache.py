@@ -62,6 +62,11 @@ class BufferPool:
         self.layers, self.recorder = layers, recorder
         self._free: dict[int, Buffers] = {}
 
+    @property
+    def capacities(self) -> set[int]:
+        """Those of the buffers that are not lent."""
+        return set(self._free)
+
     def take(self, *, rows: int, capacity: int) -> Buffers:
         free = self._free.get(capacity)
         if free is None or free.rows < rows:

@@ -46,11 +46,11 @@ class StaticForward:
 
     def __init__(self, *, layers: int, device: torch.device, capture: Capture = "cuda"):
         self.recorder = Recorder(device, capture)
-        self._pool = BufferPool(layers=layers, recorder=self.recorder)
+        self.pool = BufferPool(layers=layers, recorder=self.recorder)
 
     def new_cache(self, *, rows: int, capacity: int) -> StaticCache:
         """For `capacity` tokens and nodes a row, and for what a tree is padded with."""
-        return StaticCache(self._pool, rows=rows, capacity=capacity + STRIDE)
+        return StaticCache(self.pool, rows=rows, capacity=capacity + STRIDE)
 
     @staticmethod
     def takes(step: TreeStep) -> bool:

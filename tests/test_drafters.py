@@ -80,6 +80,7 @@ def taus(out: SpeculativeOutput) -> list[float]:
     "decode",
     [
         dict(budget=12, top_k=3, depth=4),
+        dict(budget=12, top_k=3, depth=4, level_cost=0.4),
         dict(drafter="static"),
         dict(drafter="chain", depth=4),
         dict(drafter="model", budget=12, top_k=3, depth=4),
@@ -398,6 +399,11 @@ def test_a_step_reads_as_much_of_a_long_row_as_of_a_short_one() -> None:
         (dict(tree_file="x.json"), 'only the drafter "static" reads it'),
         (dict(drafter="static", ngram_max=3), 'only the drafter "ngram" reads it'),
         (dict(drafter="chain", draft_model="x"), 'only the drafter "model" reads it'),
+        (dict(drafter="static", level_cost=0.1), 'only the drafter "eagle2 or chain or model" reads it'),
+        (
+            dict(drafter="model", depth=2, rule="rejection", level_cost=0.1),
+            'the rule "rejection" verifies sampled trees',
+        ),
         (dict(drafter="model"), "set decode.draft_model"),
         (dict(drafter="static"), '"static" needs a draft head'),
         (dict(drafter="ngram", ngram_min=3, ngram_max=2), "below decode.ngram_min 3"),

@@ -1,13 +1,18 @@
 """EAGLE-2 drafting against a reference that runs the head on each path's whole text, without cache or mask."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from eagle.drafting import EagleDrafter
+from eagle.dynamic_tree import DynamicTree
+from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
+from eagle.tree import DraftTree
 from tests.tiny import tiny_model
 
 
@@ -88,3 +93,83 @@ def test_proposed_trees_are_those_of_the_plain_procedure(
         assert set(paths[1:]) == set(expected)
         for path, confidence in zip(paths[1:], tree.log_confidence_BN[0, 1:].tolist()):
             assert confidence == pytest.approx(expected[path], rel=1e-5, abs=1e-4)
+
+
+def grown(
+    target: Target, head: EagleHead, *, level_cost: float, prompts: int = 1, sampling: Sampling | None = None
+) -> tuple[DraftTree, int]:
+    """The tree behind `prompts` random texts, and how many levels the head was run for."""
+    drafter = EagleDrafter(head, target.tokens, budget=40, top_k=4, depth=6, level_cost=level_cost)
+    ids_BT = torch.randint(3, 300, (prompts, 16), generator=torch.Generator().manual_seed(2))
+    features_BTH = target.features(ids_BT).features_BNH
+    sampler = RowSampler(sampling=sampling or Sampling())
+    drafter.reset([Row(prompt_length=1, tokens=[1] * 16, sampler=sampler, max_new_tokens=9)] * prompts, capacity=32)
+    drafter.observe(features_BTH[:, :15], ids_BT[:, 1:], torch.full((prompts,), 15))
+    levels = 0
+    run = drafter.run
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal levels
+        levels += 1
+        return run(*args)
+
+    drafter.run = counted  # type: ignore[method-assign, assignment]
+    return drafter.propose(), levels
+
+
+@pytest.fixture(scope="module")
+def hesitant(target: Target) -> EagleHead:
+    """Its four best guesses at a node hold about half of the confidence."""
+    torch.manual_seed(1)
+    return EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
+
+
+@pytest.fixture(scope="module")
+def unsure(target: Target) -> EagleHead:
+    """Its guesses are close to uniform."""
+    torch.manual_seed(1)
+    return EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.02)).eval()
+
+
+def beam_mass(tree: DraftTree, row: int, depth: int, beam: int) -> float:
+    """Confidence of the `beam` best nodes at a depth."""
+    at_depth = tree.log_confidence_BN[row][tree.depths_BN[row] == depth]
+    return float(at_depth.exp().topk(min(beam, len(at_depth))).values.sum())
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=4)], ids=["greedy", "sampled"])
+def test_a_level_is_drafted_only_where_enough_confidence_is_left(
+    target: Target, hesitant: EagleHead, sampling: Sampling | None
+) -> None:
+    """The levels that are drafted are the published tree's, as many as its beams are worth."""
+    full, levels = grown(target, hesitant, level_cost=0.0, sampling=sampling)
+    assert (levels, int(full.depths_BN.max())) == (5, 6)
+    # What the beam at depth d holds bounds what depth d + 1 adds. All of level 1 is in the tree, so it is known exactly.
+    mass = beam_mass(full, 0, 1, 4)
+    assert grown(target, hesitant, level_cost=mass * 1.01, sampling=sampling)[1] == 0
+    shallow, some = grown(target, hesitant, level_cost=mass * 0.99, sampling=sampling)
+    assert 1 <= some < 5
+    assert int(shallow.depths_BN.max()) == some + 1
+
+
+def test_a_head_that_is_sure_goes_deep(target: Target, unsure: EagleHead) -> None:
+    certain = Sampling(temperature=40.0, seed=4)  # the noise decides alone, and the draft knows the noise
+    assert grown(target, unsure, level_cost=0.5, sampling=certain)[1] == 5
+    assert grown(target, unsure, level_cost=0.5)[1] == 0
+
+
+def test_a_batch_goes_on_while_any_row_wants_to(target: Target, hesitant: EagleHead) -> None:
+    """At a cost between the rows' masses at depth 1, the first row stops when it is alone."""
+    full, _ = grown(target, hesitant, level_cost=0.0, prompts=3)
+    masses = [beam_mass(full, row, 1, 4) for row in range(3)]
+    between = (masses[0] + max(masses)) / 2
+    assert masses[0] < between
+    assert grown(target, hesitant, level_cost=between, prompts=1)[1] == 0
+    assert grown(target, hesitant, level_cost=between, prompts=3)[1] >= 1
+    assert grown(target, hesitant, level_cost=max(masses) * 1.01, prompts=3)[1] == 0
+
+
+@pytest.mark.parametrize("cost", [-0.1, 1.5, float("nan")])
+def test_a_cost_that_no_level_can_have_is_refused(cost: float) -> None:
+    with pytest.raises(EagleError, match=r"level_cost is .*from 0 .*to 1"):
+        DynamicTree(level_cost=cost)

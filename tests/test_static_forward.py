@@ -1,0 +1,291 @@
+"""The engine "cudagraph" without its graphs: fixed shapes give the eager engine's text, and nothing asks the host.
+
+capture "none" runs the work that would be recorded, on any device. What only a GPU can show is in the last test.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from eagle import decode as decode_module
+from eagle.config import DecodeConfig
+from eagle.cuda_graph import Recorder
+from eagle.decode import SpeculativeDecoder, SpeculativeOutput
+from eagle.dynamic_tree import DynamicTree
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.errors import EagleError
+from eagle.head_drafter import HeadDrafter
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.static_forward import FixedStep, StaticForward
+from eagle.target import Target
+from eagle.tree import DraftTree
+from tests.kernels.test_tree_attention import random_parents
+from tests.oracles import with_oracle
+from tests.tiny import FAMILIES, tiny_model
+
+GREEDY: dict[str, Any] = {}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "seed": 5}
+
+
+def ragged() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(3, 300, (3, 21), generator=torch.Generator().manual_seed(8))
+    mask = torch.ones_like(ids)
+    mask[0, :6], mask[2, :13] = 0, 0
+    return ids, mask
+
+
+def static(family: str = "llama", **overrides: Any) -> Target:
+    target = Target(tiny_model(family, **overrides))
+    target.use_engine("cudagraph", capture="none")
+    return target
+
+
+def head_of(target: Target, version: str = "eagle1") -> DraftHead:
+    torch.manual_seed(1)
+    if version == "eagle3":
+        head = Eagle3Head(Eagle3HeadConfig.for_target(target.config, initializer_range=0.2, aux_layers=[0, 1, 2]))
+        return head.eval()
+    return EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
+
+
+def taus(out: SpeculativeOutput) -> list[float]:
+    assert out.stats is not None
+    return [stats.tau for stats in out.stats]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt2"])
+def test_accepted_blocks_of_ragged_trees_give_the_eager_engines_text(family: str, sampling: dict[str, Any]) -> None:
+    """Trees of every size, with the answer hidden in them: steps, walks and commits; windows, soft caps, position tables."""
+    ids, mask = ragged()
+    arguments: dict[str, Any] = dict(max_new_tokens=24, eos_token_id=[], **sampling)
+    expected = SpeculativeDecoder(Target(tiny_model(family))).generate(ids, mask, **arguments).sequences
+    plain, drafted = with_oracle(static(family), ids, mask, **arguments)
+    assert torch.equal(plain.sequences, expected)
+    assert torch.equal(drafted.sequences, expected)
+    assert max(taus(drafted)) > 1.5
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"mixtral", "qwen3_moe"}))
+def test_a_padded_trees_features_are_the_eager_engines(family: str) -> None:
+    """5 nodes in a step of 8, in rows of different lengths: what the 3 others write and see touches nothing."""
+    ids, _ = ragged()
+    lengths_B = torch.tensor([21, 9, 14])
+    tree = DraftTree.from_parents(ids[:, :5], random_parents(3, 5, 3))
+    found = []
+    for target in (Target(tiny_model(family)), static(family)):
+        cache = target.new_cache(rows=3, capacity=64)
+        target.prefill(ids, lengths_B, cache)
+        first = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache, aux_layers=(1,))
+        cache.commit(torch.tensor([[0, 1], [0, 3], [0, 4]]), torch.tensor([2, 2, 1]))
+        second = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache)
+        assert first.aux_BNA is not None
+        found.append((first.features_BNH, first.aux_BNA, second.features_BNH))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "decode",
+    [
+        dict(budget=20, top_k=4, depth=4),
+        dict(budget=20, top_k=4, depth=4, level_cost=0.3),
+        dict(drafter="static"),
+        dict(drafter="chain", depth=4),
+        dict(drafter="model", budget=12, top_k=3, depth=4),
+        dict(rule="rejection", budget=12, top_k=3, depth=3),
+    ],
+    ids=lambda decode: "-".join(str(value) for value in decode.values()),
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_drafter_drafts_and_says_the_same_in_fixed_shapes(
+    rows: int, decode: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    ids, mask = (one[:rows] for one in ragged())
+    outs = []
+    for target, engine in ((Target(tiny_model()), "eager"), (static(), "cudagraph")):
+        model = tiny_model("qwen2", seed=4, num_hidden_layers=1) if decode.get("drafter") == "model" else None
+        head = None if model is not None else head_of(target)
+        settings = DecodeConfig(**{**decode, "engine": engine})
+        decoder = SpeculativeDecoder.from_pretrained(target, head, decode=settings, draft_model=model)
+        outs.append(decoder.generate(ids, mask, max_new_tokens=24, eos_token_id=[], **sampling))
+    assert torch.equal(outs[0].sequences, outs[1].sequences)
+    assert taus(outs[0]) == taus(outs[1])
+
+
+def test_an_eagle3_head_gets_its_layers_out_of_the_fixed_step() -> None:
+    ids, mask = ragged()
+    outs = []
+    for target in (Target(tiny_model()), static()):
+        decode = DecodeConfig(engine=target.engine, budget=12, top_k=3, depth=3)
+        decoder = SpeculativeDecoder.from_pretrained(target, head_of(target, "eagle3"), decode=decode)
+        outs.append(decoder.generate(ids, mask, max_new_tokens=24, eos_token_id=[]))
+    assert torch.equal(outs[0].sequences, outs[1].sequences)
+    assert taus(outs[0]) == taus(outs[1])
+
+
+class _Count:
+    """How often a step, or a commit, was set up (with graphs: recorded)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.made = 0
+        before = Recorder.captured
+
+        def captured(recorder: Recorder, work: Callable[..., Any]) -> Any:
+            self.made += 1
+            return before(recorder, work)
+
+        monkeypatch.setattr(Recorder, "captured", captured)
+
+    def take(self) -> int:
+        made, self.made = self.made, 0
+        return made
+
+
+def test_the_next_call_finds_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = _Count(monkeypatch)
+    target = static()
+    count.take()  # the target's check
+    decoder = SpeculativeDecoder.from_pretrained(
+        target, head_of(target), decode=DecodeConfig(engine="cudagraph", budget=20, top_k=4, depth=4)
+    )
+    ids, mask = ragged()
+    plain = decoder.plain().generate(ids, mask, max_new_tokens=20, eos_token_id=[]).sequences
+    eos = [int(plain[0, 21 + 5])]  # a row leaves early: steps of fewer rows follow
+    first = decoder.generate(ids, mask, max_new_tokens=20, eos_token_id=eos)
+    assert first.stats is not None
+    assert len({stats.new_tokens for stats in first.stats}) > 1
+    assert count.take() > 5
+    again = decoder.generate(ids.flip(0), mask.flip(0), max_new_tokens=22, eos_token_id=eos)
+    assert count.take() <= 2  # other rows may be left, but nothing is recorded anew
+    assert torch.equal(again.sequences.flip(0)[:, : first.sequences.shape[1]], first.sequences)
+
+
+def test_growing_beyond_the_bucket_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = ragged()
+    arguments: dict[str, Any] = dict(max_new_tokens=40, eos_token_id=[], **SAMPLED)
+    expected = SpeculativeDecoder(Target(tiny_model())).generate(ids, mask, **arguments).sequences
+    monkeypatch.setattr("eagle.static_cache.SMALLEST", 8)
+    monkeypatch.setattr(decode_module, "TREE_ROOM", -60)
+    target = static()
+    decoder = SpeculativeDecoder.from_pretrained(
+        target, head_of(target), decode=DecodeConfig(engine="cudagraph", budget=12, top_k=3, depth=3)
+    )
+    assert torch.equal(decoder.generate(ids, mask, **arguments).sequences, expected)
+    assert target.static is not None
+    assert {32, 64, 128} <= target.static.pool.capacities  # the buckets it went through
+
+
+def test_beam_search_reorders_rows_of_pooled_buffers() -> None:
+    ids, _ = ragged()
+    arguments: dict[str, Any] = dict(num_beams=4, num_return_sequences=2, max_new_tokens=12)
+    expected = SpeculativeDecoder(Target(tiny_model())).generate(ids, **arguments).sequences
+    target = static()
+    for _ in range(2):
+        assert torch.equal(SpeculativeDecoder(target).generate(ids, **arguments).sequences, expected)
+
+
+class _Devices(TorchDispatchMode):
+    """Which operations touch a tensor with contents on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cpu: list[str] = []
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        # Scalars are arguments of a kernel, not memory.
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        if any(tensor.device.type == "cpu" for tensor in tensors):
+            self.on_cpu.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gemma3_text", "qwen3", "phi3"])
+def test_what_is_recorded_stays_on_its_device(family: str) -> None:
+    """A transfer, or a value read by the host, cannot be recorded. The device is "meta", where tensors have no contents:
+    reading one is an error there, and what lies elsewhere was not made where the model is."""
+    device = torch.device("meta")
+    target = Target(tiny_model(family))
+    target.decoder.to(device)
+    fixed = StaticForward(layers=3, device=device, capture="none")
+
+    def forward(tokens: Any, positions: Any, step: Any, cache: Any, features: Any) -> Any:
+        return target._run(target.decoder, tokens, positions, step, cache)
+
+    step = FixedStep(forward, fixed.recorder, rows=2, nodes=8, offset=0)
+    cache = fixed.new_cache(rows=2, capacity=8)
+    with torch.inference_mode(), _Devices() as seen:
+        (features_BNH,) = step.work(cache)
+    assert features_BNH.shape == (2, 8, 32)
+    assert seen.operations > 100
+    assert seen.on_cpu == []
+
+
+def test_a_heads_step_stays_on_its_device() -> None:
+    target = Target(tiny_model())
+    drafter = HeadDrafter(head_of(target).to("meta"), target.tokens.to("meta"), DynamicTree())
+    fixed = StaticForward(layers=1, device=torch.device("meta"), capture="none")
+    features_BNH = torch.zeros(2, 16, 32, device="meta")
+    step = FixedStep(drafter._forward, fixed.recorder, rows=2, nodes=16, offset=10, features_like=features_BNH)
+    cache = fixed.new_cache(rows=2, capacity=32)
+    with torch.inference_mode(), _Devices() as seen:
+        (predictions_BNH,) = step.work(cache)
+    assert predictions_BNH.shape == (2, 16, 32)
+    assert seen.operations > 30
+    assert seen.on_cpu == []
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_forward_that_depends_on_data_is_refused(family: str) -> None:
+    model = tiny_model(family)
+    model.set_experts_implementation("eager")
+    target = Target(model)
+    with pytest.raises(EagleError, match=r'aten\.nonzero.*batched_mm.*engine "eager"'):
+        target.use_engine("cudagraph", capture="none")
+    assert target.engine == "eager"
+    model.set_experts_implementation("batched_mm")
+    ids, mask = ragged()
+    expected = SpeculativeDecoder(target).generate(ids, mask, max_new_tokens=8, eos_token_id=[]).sequences
+    target.use_engine("cudagraph", capture="none")
+    assert torch.equal(
+        SpeculativeDecoder(target).generate(ids, mask, max_new_tokens=8, eos_token_id=[]).sequences, expected
+    )
+
+
+def test_without_a_cuda_device_the_engine_is_refused() -> None:
+    target = Target(tiny_model())
+    with pytest.raises(EagleError, match=r'"cudagraph" got a model on cpu, expected a CUDA device.*"eager"'):
+        SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(engine="cudagraph"))
+
+
+def test_a_model_on_several_devices_is_refused() -> None:
+    target = Target(tiny_model())
+    target.decoder.get_submodule("layers.2").to("meta")
+    with pytest.raises(EagleError, match=r"on the devices cpu, meta, expected one"):
+        target.use_engine("cudagraph", capture="none")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_graphs_replay_the_same_text(sampling: dict[str, Any]) -> None:
+    ids, mask = ragged()
+    target = Target(tiny_model().cuda())
+    settings: dict[str, Any] = dict(budget=20, top_k=4, depth=4)
+    expected = SpeculativeDecoder.from_pretrained(target, head_of(target), decode=DecodeConfig(**settings)).generate(
+        ids, mask, max_new_tokens=40, eos_token_id=[], **sampling
+    )
+    decoder = SpeculativeDecoder.from_pretrained(
+        target, head_of(target), decode=DecodeConfig(engine="cudagraph", **settings)
+    )
+    for _ in range(2):  # recorded, then found again
+        out = decoder.generate(ids, mask, max_new_tokens=40, eos_token_id=[], **sampling)
+        assert torch.equal(out.sequences, expected.sequences)
+        assert taus(out) == taus(expected)
