@@ -10,9 +10,7 @@ One program per row would leave most of a GPU idle (60 rows of 128k tokens), so 
   _finish  (R)     the best of the splits' bests; or the exact thresholds and the best kept candidate.
 More than C tokens above the cut (a flat distribution): _finish goes through the whole row instead; slower, the same result.
 
-Scores are <= 0, so the bits of a score without its sign, as an integer, are the larger the worse the score: its `key`. Both
-top-k and top-p ask for the largest key with less than a given weight strictly better than it: 31 halvings find it exactly.
-Masses are integers, exp(score) * 2^40, whose sums know no order: the same for every split, and from run to run.
+Keys, masses and the search for thresholds: thresholds.py.
 """
 
 from collections.abc import Iterator
@@ -22,35 +20,17 @@ import torch
 import triton
 import triton.language as tl
 
-from eagle.kernels.noise.device import scattered_gumbel, token_gumbel
+from eagle.kernels.noise.device import token_gumbel
 from eagle.kernels.sample.reference import Choice
 from eagle.kernels.sample.settings import RowSettings
+from eagle.kernels.sample.thresholds import BEST_MASS, FINITE, among_all, among_candidates, key_of, load_scores, mass_of
 from eagle.kernels.variants import TYPES, Variant
 
 SPLIT, CANDIDATES, PIVOTS = 4096, 4096, 16
 SURVEY_PIECE, RACE_PIECE, ROW_PIECE = 256, 1024, 1024  # tokens that a program works on at a time
 _PIVOTS = tl.constexpr(PIVOTS)
-_FINITE = tl.constexpr(0x7F7FFFFF)  # the key of the worst finite score
-_MASS = tl.constexpr(2.0**40)
 # The noise lies between -3.14 and 22.88, and the best token's score is 0: what is below this cannot win.
 _HOPELESS = tl.constexpr(-26.1)
-
-
-@triton.jit
-def _load_scores(Row, at, vocab_size, peak, temperature):
-    """Scores of the tokens `at`, -inf behind the last."""
-    logits = tl.load(Row + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(logits - peak, temperature)
-
-
-@triton.jit
-def _keys(scores):
-    return scores.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _mass(scores):
-    return (tl.exp(scores) * _MASS).to(tl.int64)
 
 
 @triton.jit
@@ -58,7 +38,7 @@ def _pivot_keys(i):
     """Ever wider steps down to a score of about -43; the last pivot holds every token that can be drawn."""
     step = (i + 1).to(tl.float32)
     pivots = step + step * step * step * 0.0078125
-    return tl.where(i == _PIVOTS - 1, _FINITE, pivots.to(tl.int32, bitcast=True))
+    return tl.where(i == _PIVOTS - 1, FINITE, pivots.to(tl.int32, bitcast=True))
 
 
 @triton.jit
@@ -73,9 +53,9 @@ def _filters(TopK, TopP, LogMinP, Joint, b, vocab_size):
     k = tl.load(TopK + b)
     k = tl.where((k > 0) & (k < vocab_size), k, vocab_size)
     p = tl.load(TopP + b)
-    lowest = tl.minimum(_keys(tl.load(LogMinP + b)), _FINITE)
+    lowest = tl.minimum(key_of(tl.load(LogMinP + b)), FINITE)
     joint = tl.load(Joint + b) != 0
-    return k, p, lowest, joint, (k < vocab_size) | (p < 1.0) | (lowest < _FINITE)
+    return k, p, lowest, joint, (k < vocab_size) | (p < 1.0) | (lowest < FINITE)
 
 
 @triton.jit
@@ -87,7 +67,9 @@ def _cut(Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, S
     masses = tl.sum(tl.load(Masses + at, mask=(s < splits)[:, None], other=0.0), 0)
     total = tl.sum(tl.load(Totals + row * splits + s, mask=s < splits, other=0), 0)
     last = i == _PIVOTS - 1
-    goal = p * (total.to(tl.float32) / _MASS) * 1.00001  # these masses are floats: a little more than the share is safe
+    goal = (
+        p * (total.to(tl.float32) / BEST_MASS) * 1.00001
+    )  # these masses are floats: a little more than the share is safe
     by_k = tl.min(tl.where((counts >= k) | last, i, _PIVOTS), 0)
     by_p = tl.min(tl.where((masses >= goal) | last, i, _PIVOTS), 0)
     by_min_p = tl.min(tl.where((_pivot_keys(i) >= lowest) | last, i, _PIVOTS), 0)
@@ -95,12 +77,6 @@ def _cut(Counts, Masses, Totals, row, splits, k, p, lowest, joint, vocab_size, S
     pivot = tl.where((k < vocab_size) & (joint == 0), by_k, tl.minimum(by_k, tl.minimum(by_p, by_min_p)))
     key = tl.sum(tl.where(i == pivot, _pivot_keys(i), 0), 0)
     return pivot, key, tl.sum(tl.where(i == pivot, counts, 0), 0), total
-
-
-@triton.jit
-def _share(p, total):
-    """The least integer mass that is at least p of the total."""
-    return tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
@@ -130,11 +106,11 @@ def _survey(
         first = split * SPLIT
         for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
             at = start + tl.arange(0, PIECE)
-            scores = _load_scores(Logits + row * stride, at, vocab_size, peak, temperature)
-            above = _keys(scores)[:, None] <= pivots[None, :]
+            scores = load_scores(Logits + row * stride, at, vocab_size, peak, temperature)
+            above = key_of(scores)[:, None] <= pivots[None, :]
             counts += above.to(tl.int32)
             masses += tl.where(above, tl.exp(scores)[:, None], 0.0)
-            totals += _mass(scores)
+            totals += mass_of(scores)
         out = (row * splits + split) * _PIVOTS + i
         tl.store(Counts + out, tl.sum(counts, 0))
         tl.store(Masses + out, tl.sum(masses, 0))
@@ -167,8 +143,8 @@ def _race(
                     before = tl.load(Counts + (row * splits + s) * _PIVOTS + pivot, mask=s < split, other=0)
                     slot = row * capacity + tl.sum(before, 0)
                     for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
-                        scores = _load_scores(Row, start + lane, vocab_size, peak, temperature)
-                        above = _keys(scores) <= key
+                        scores = load_scores(Row, start + lane, vocab_size, peak, temperature)
+                        above = key_of(scores) <= key
                         place = slot + tl.cumsum(above.to(tl.int32), 0) - 1
                         tl.store(CandidateScores + place, scores, mask=above)
                         tl.store(CandidateTokens + place, start + lane, mask=above)
@@ -178,7 +154,7 @@ def _race(
             best = tl.full([PIECE], float("-inf"), tl.float32)
             token = tl.zeros([PIECE], tl.int32)
             for start in range(first, tl.minimum(first + SPLIT, vocab_size), PIECE):
-                scores = _load_scores(Row, start + lane, vocab_size, peak, temperature)
+                scores = load_scores(Row, start + lane, vocab_size, peak, temperature)
                 if tl.max(scores, 0) >= _HOPELESS:
                     noisy = scores + token_gumbel(seed, position, start, PIECE)
                     token = tl.where(noisy > best, start + lane, token)
@@ -189,97 +165,12 @@ def _race(
 
 
 @triton.jit
-def _search(keys, weights, goal):
-    """The largest key with less than `goal` of the weights strictly better than it (the best one, if there is none)."""
-    found = tl.full([], 0, tl.int32)
-    for halving in range(31):
-        trial = found | (1 << (30 - halving))
-        better = tl.sum(tl.where(keys < trial, weights, 0), 0)
-        found = tl.where(better < goal, trial, found)
-    return found
-
-
-@triton.jit
-def _row_weight(Row, vocab_size, peak, temperature, below, upto, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weight (mass, or number) of a whole row's tokens with key < below and key <= upto."""
-    weight = tl.full([], 0, tl.int64)
-    for start in range(0, vocab_size, BLOCK):
-        scores = _load_scores(Row, start + tl.arange(0, BLOCK), vocab_size, peak, temperature)
-        counted = (_keys(scores) < below) & (_keys(scores) <= upto)
-        each = _mass(scores) if MASS else tl.full([BLOCK], 1, tl.int64)
-        weight += tl.sum(tl.where(counted, each, 0), 0)
-    return weight
-
-
-@triton.jit
-def _row_search(Row, vocab_size, peak, temperature, upto, goal, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """`_search` over a whole row's tokens with key <= upto."""
-    found = tl.full([], 0, tl.int32)
-    for halving in range(31):
-        trial = found | (1 << (30 - halving))
-        better = _row_weight(Row, vocab_size, peak, temperature, trial, upto, MASS, BLOCK)
-        found = tl.where(better < goal, trial, found)
-    return found
-
-
-@triton.jit
 def _best(Values, Tokens, row, splits, SPLITS: tl.constexpr):
     """The token of the largest value; among equals the lowest."""
     s = tl.arange(0, SPLITS)
     values = tl.load(Values + row * splits + s, mask=s < splits, other=float("-inf"))
     _, place = tl.max(values, 0, return_indices=True)
     return tl.load(Tokens + row * splits + place)
-
-
-@triton.jit
-def _among_candidates(
-    Scores, Tokens, count, k, p, lowest, joint, mass, seed, position, vocab_size, CANDIDATES: tl.constexpr
-):
-    """(token, key of the threshold, mass of the kept) from the row's `count` candidates. mass: of all tokens."""
-    c = tl.arange(0, CANDIDATES)
-    scores = tl.load(Scores + c, mask=c < count, other=float("-inf"))
-    tokens = tl.load(Tokens + c, mask=c < count, other=0x7FFFFFFF)
-    keys, masses = _keys(scores), _mass(scores)
-    threshold = lowest
-    if k < vocab_size:
-        kth = _search(keys, (keys <= _FINITE).to(tl.int32), k)
-        threshold = tl.minimum(threshold, kth)
-        if joint == 0:
-            masses = tl.where(keys <= kth, masses, 0)
-            mass = tl.sum(masses, 0)
-    if p < 1.0:
-        threshold = tl.minimum(threshold, _search(keys, masses, _share(p, mass)))
-    kept = keys <= threshold
-    noisy = tl.where(kept, scores + scattered_gumbel(seed, position, tokens), float("-inf"))
-    token = tl.min(tl.where(noisy == tl.max(noisy, 0), tokens, 0x7FFFFFFF), 0)
-    return token, threshold, tl.sum(tl.where(kept, masses, 0), 0)
-
-
-@triton.jit
-def _among_all(
-    Row, peak, temperature, k, p, lowest, joint, mass, seed, position, vocab_size, BLOCK: tl.constexpr
-):  # fmt: skip
-    """As `_among_candidates`, from the whole row."""
-    threshold = lowest
-    upto = lowest * 0 + _FINITE
-    if k < vocab_size:
-        kth = _row_search(Row, vocab_size, peak, temperature, upto, k, False, BLOCK)
-        threshold = tl.minimum(threshold, kth)
-        if joint == 0:
-            upto = tl.minimum(upto, kth)
-            mass = _row_weight(Row, vocab_size, peak, temperature, 0x7FFFFFFF, upto, True, BLOCK)
-    if p < 1.0:
-        last = _row_search(Row, vocab_size, peak, temperature, upto, _share(p, mass), True, BLOCK)
-        threshold = tl.minimum(threshold, last)
-    token = tl.full([], 0, tl.int32)
-    best = tl.full([], float("-inf"), tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        scores = _load_scores(Row, start + tl.arange(0, BLOCK), vocab_size, peak, temperature)
-        noisy = scores + token_gumbel(seed, position, start, BLOCK)
-        high, place = tl.max(tl.where(_keys(scores) <= threshold, noisy, float("-inf")), 0, return_indices=True)
-        token = tl.where(high > best, start + place, token)
-        best = tl.maximum(best, high)
-    return token, threshold, _row_weight(Row, vocab_size, peak, temperature, 0x7FFFFFFF, threshold, True, BLOCK)
 
 
 @triton.jit
@@ -305,12 +196,12 @@ def _finish(
         if FILTERED and filters:
             seed, position = tl.load(Seeds + b), tl.load(Positions + row).to(tl.int32)
             if count <= capacity:
-                token, threshold, mass = _among_candidates(
+                token, threshold, mass = among_candidates(
                     CandidateScores + row * capacity, CandidateTokens + row * capacity, count,
                     k, p, lowest, joint, mass, seed, position, vocab_size, CANDIDATES,
                 )  # fmt: skip
             else:
-                token, threshold, mass = _among_all(
+                token, threshold, mass = among_all(
                     Logits + row * stride, peak, temperature,
                     k, p, lowest, joint, mass, seed, position, vocab_size, PIECE,
                 )  # fmt: skip
@@ -323,7 +214,7 @@ def _finish(
         tl.store(OutPeaks + row, peak)
         lowest_kept = -(threshold.to(tl.float32, bitcast=True))
         tl.store(OutThresholds + row, tl.where(temperature > 0.0, lowest_kept, 0.0))
-        share = tl.where(temperature > 0.0, mass.to(tl.float32) / _MASS, 1.0)
+        share = tl.where(temperature > 0.0, mass.to(tl.float32) / BEST_MASS, 1.0)
         tl.store(OutTotals + row, tl.log(share))
 
 

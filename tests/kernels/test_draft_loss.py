@@ -62,7 +62,7 @@ def test_the_loss_and_its_gradient_by_chunks(backend: Any, chunk_rows: int | Non
 
 @pytest.mark.slow
 def test_odd_numbers_of_positions_and_of_a_real_vocabulary() -> None:
-    student_TH, teacher_TH, head_VH = features(63, 16, 32003)
+    student_TH, teacher_TH, head_VH = features(63, 8, 32003)
     loss = draft_loss(student_TH=student_TH, teacher_TH=teacher_TH, head_VH=head_VH, chunk_rows=20, backend="triton")
     (gradient,) = torch.autograd.grad(loss, student_TH)
     expected = draft_loss_reference(student_TH=student_TH, teacher_TH=teacher_TH, head_DH=head_VH)
@@ -115,7 +115,7 @@ def test_strided_logits_and_no_positions() -> None:
     student_TH, teacher_TH, head_VH = features(2, 8, 50)
     nothing = draft_loss(student_TH=student_TH[:0], teacher_TH=teacher_TH[:0], head_VH=head_VH)
     nothing.backward()
-    assert float(nothing) == 0
+    assert float(nothing.detach()) == 0
 
 
 def test_mistakes_are_named() -> None:
