@@ -116,6 +116,7 @@ SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
         (dict(lengths=[0, 1, 63, 64, 70], nodes=7, heads=3, head_dim=80), (SINGLE, BRAIN), 2),  # ragged, padded dims
         (dict(lengths=[90], nodes=70, heads=2, head_dim=96), (HALF,), 2),  # two words of bits, several blocks of rows
         (dict(lengths=[33], nodes=9, heads=2, kv_heads=2, head_dim=128), (SINGLE, HALF), 4),
+        (dict(lengths=[9, 2], nodes=3, offset=90), (SINGLE,), 2),  # a draft's level: columns of earlier steps before it
         (dict(lengths=[20, 3], nodes=5, head_dim=256), (SINGLE, BRAIN), 2),
         (dict(lengths=[9], nodes=129, heads=1, head_dim=24), (HALF,), 1),  # three words; a head dim of no power of two
     ],
