@@ -20,7 +20,11 @@ from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.level_drafter import TreeShape
+from eagle.rows import Row
+from eagle.sampling import RowSampler, Sampling
 from eagle.static_forward import FixedStep, StaticForward
+from eagle.static_tree import StaticTree
 from eagle.target import Target
 from eagle.tree import DraftTree
 from tests.kernels.test_tree_attention import random_parents
@@ -115,6 +119,40 @@ def test_every_drafter_drafts_and_says_the_same_in_fixed_shapes(
         outs.append(decoder.generate(ids, mask, max_new_tokens=24, eos_token_id=[], **sampling))
     assert torch.equal(outs[0].sequences, outs[1].sequences)
     assert taus(outs[0]) == taus(outs[1])
+
+
+@pytest.mark.parametrize("shape", [DynamicTree(budget=40, top_k=4, depth=5), StaticTree()], ids=["dynamic", "static"])
+def test_the_trees_that_a_head_grows_are_the_same(shape: TreeShape) -> None:
+    """Text is right whatever is drafted; so the drafts themselves, level behind level, in rows of different lengths."""
+    target = Target(tiny_model())
+    head = head_of(target)
+    ids, _ = ragged()
+    features_BTH = target.features(ids).features_BNH
+    trees: list[list[DraftTree]] = []
+    for static_or_none in (None, StaticForward(layers=1, device=torch.device("cpu"), capture="none")):
+        drafter = HeadDrafter(head, target.tokens, shape, static=static_or_none)
+        rows = [Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)] * 3
+        drafter.reset(rows, capacity=32)
+        trees.append([])
+        for fed, counts in ((0, [9, 5, 7]), (9, [1, 3, 2]), (12, [5, 1, 4])):
+            block = slice(fed, fed + max(counts))
+            drafter.observe(features_BTH[:, block], ids[:, block], torch.tensor(counts))
+            trees[-1].append(drafter.propose())
+    for eager, fixed in zip(*trees):
+        assert torch.equal(fixed.tokens_BN, eager.tokens_BN)
+        assert torch.equal(fixed.parents_BN, eager.parents_BN)
+        torch.testing.assert_close(fixed.log_confidence_BN, eager.log_confidence_BN, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_longer_than_the_window_forgets_its_beginning() -> None:
+    ids, _ = ragged()
+    chain = DraftTree.from_parents(ids[:, :20], torch.arange(-1, 19).expand(3, -1))
+    found = []
+    for target in (Target(tiny_model("mistral-window")), static("mistral-window")):
+        cache = target.new_cache(rows=3, capacity=64)
+        target.prefill(ids, torch.tensor([21, 9, 14]), cache)
+        found.append(target.tree_forward(chain.tokens_BN, chain.depths_BN, chain.ancestors_BNW, cache).features_BNH)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_an_eagle3_head_gets_its_layers_out_of_the_fixed_step() -> None:
