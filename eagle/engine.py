@@ -2,7 +2,8 @@
 
 eager: PyTorch as it is. compiled (CPU, float32): every linear layer's weights are kept a second time in oneDNN's blocked
 layout, so that verifying n tokens costs less per token; a handful of rows still takes the plain matrix-vector product,
-which is faster there.
+which is faster there. cudagraph (one CUDA device): forwards of fixed shapes, recorded once and replayed
+(eagle/static_forward.py); the code that is recorded is tested without a GPU, the recording itself only on one.
 """
 
 import copy
@@ -27,7 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 class PackedLinear(nn.Module):
     """nn.Linear with a second copy of its weight in oneDNN's blocked layout. float32 on a CPU, inference only."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
         self.weight, self.bias = weight, bias  # shared, for the few-rows path
         self.out_features, self.in_features = weight.shape
