@@ -27,8 +27,9 @@ TOP_P = dict(temperature=1.3, top_p=0.8)
 MIN_P = dict(temperature=1.0, min_p=0.05)
 SEQUENCE = dict(temperature=1.1, top_k=9, top_p=0.7, min_p=0.02)
 JOINT = dict(SEQUENCE, filter_order="joint")
+WIDE = dict(temperature=1.0, top_k=200, top_p=0.7)  # top-p's share is one of what top-k left: much of it lies far down
 BEST_ONLY = dict(temperature=2.0, top_p=0.0)
-KINDS = [GREEDY, PLAIN, TOP_K, TOP_P, MIN_P, SEQUENCE, JOINT, BEST_ONLY]
+KINDS = [GREEDY, PLAIN, TOP_K, TOP_P, MIN_P, SEQUENCE, JOINT, WIDE, BEST_ONLY]
 
 
 def row_settings(kinds: list[dict[str, Any]], *, seed: int = 5) -> RowSettings:
@@ -166,16 +167,18 @@ def test_tokens_alone_are_those_that_come_with_a_description() -> None:
         assert got.tolist() == sample(values, positions_R=positions_R, settings=rows, backend="reference").tolist()
 
 
-def test_a_token_that_noise_alone_lifts_is_not_skipped() -> None:
-    """Pieces of the vocabulary too far below the best logit are not drawn for: the bound must not touch the result."""
+def test_pieces_without_a_chance_are_those_that_no_noise_can_lift() -> None:
+    """Far below the best logit nothing is drawn: not before the largest noise meets the smallest."""
+    hopeless = float(pytest.importorskip("eagle.kernels.sample.triton")._HOPELESS.value)
+    ends = (torch.tensor([0, 2**32 - 1]).double() + 0.5) * 2.0**-32
+    largest, smallest = (-torch.log(-torch.log1p(-ends))).tolist()
+    assert -(largest - smallest) - 0.5 < hopeless < -(largest - smallest)
     values = logits(1, 5000, spread=0.1)
-    values[0, 2000:] -= 24.0
-    values[0, :2000] -= 22.0
-    values[0, 0] = 0.0
-    for seed in range(3):
-        rows = row_settings([PLAIN], seed=seed)
-        got, expected = run(values, torch.tensor([seed], device=DEVICE), rows)
-        assert got.tokens_R.tolist() == expected.tokens_R.tolist()
+    values[0, 0] = 8.0  # a piece away: others win by their noise
+    rows = row_settings([PLAIN], seed=4)
+    got, expected = run(values, torch.tensor([3], device=DEVICE), rows)
+    assert got.tokens_R.tolist() == expected.tokens_R.tolist()
+    assert int(got.tokens_R) >= 1024
 
 
 def test_the_row_that_a_seed_belongs_to_decides() -> None:

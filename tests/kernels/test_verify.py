@@ -188,6 +188,14 @@ def test_every_node_decides_as_the_reference(vocab_size: int, seed: int, kinds: 
         assert bool((inner < 0).any())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [22, 24, 26, 52])
+def test_many_siblings(seed: int) -> None:
+    """What q holds without the rejected counts the more, the more were rejected."""
+    case = Case(seed, vocab_size=12, parents=[-1, *([0] * 7)], only=1)
+    decisions(case, case.sampled)
+
+
 @pytest.mark.usefixtures("poisoned")
 def test_chains_and_lonely_roots() -> None:
     for parents in ([-1, 0, 1, 2], [-1]):
