@@ -7,8 +7,8 @@ one node. Search (num_beams > 1) is in eagle/beam.py.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from eagle.drafting import Drafter
 from eagle.errors import EagleError
 from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
-from eagle.noise import FINALS, coin
+from eagle.node_view import views
 from eagle.rows import Row
 from eagle.rules import make_rule
-from eagle.sampling import draw
 from eagle.stats import DecodeStats
 from eagle.target import Target, TargetStates
 from eagle.tree import DraftTree
@@ -196,9 +195,8 @@ class SpeculativeDecoder:
         with batch.clock("prefill_ms"):
             states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
             roots = DraftTree.roots(torch.tensor([row.tokens[-1] for row in rows]))
-            last_B = [states.features_BNH[b, len(row.tokens) - 1 :] for b, row in enumerate(rows)]
-            views = [_View(self.target, roots, b, row, last_B[b]) for b, row in enumerate(rows)]
-            tokens_B = [view.choose(0, []) for view in views]
+            last_B1H = states.features_BNH[torch.arange(len(rows)), lengths_B - 1][:, None]
+            tokens_B = [view.choose(0, []) for view in views(rows, self.target, roots, last_B1H)]
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
@@ -218,11 +216,8 @@ class SpeculativeDecoder:
             states = self.target.tree_forward(
                 tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache, self._aux_layers
             )
-        views = [
-            _View(self.target, tree, b, row, states.features_BNH[b], clock=lambda: batch.clock("verify_ms"))
-            for b, row in enumerate(batch.rows)
-        ]
-        walks = [self.rule.walk(tree, b, view) for b, view in enumerate(views)]
+        seen = views(batch.rows, self.target, tree, states.features_BNH, lambda: batch.clock("verify_ms"))
+        walks = [self.rule.walk(tree, b, view) for b, view in enumerate(seen)]
         path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
         counts_B = torch.tensor([len(walk.path) for walk in walks])
         batch.cache.commit(path_BK, counts_B)
@@ -272,58 +267,6 @@ class SpeculativeDecoder:
             if self.drafter is not None:
                 self.drafter.keep_rows(running)
         return dataclasses.replace(batch, rows=[batch.rows[b] for b in running])
-
-
-class _View:
-    """The target at one row's nodes.
-
-    The LM head runs where the walk asks for it, and on the likeliest nodes below as long as those are (nearly) free: its
-    weights, the largest matrix of a small target, are then read once for several steps of the walk.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        tree: DraftTree,
-        b: int,
-        row: Row,
-        features_NH: torch.Tensor,
-        *,
-        clock: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ):
-        self.target, self.tree, self.b, self.row, self.features_NH, self.clock = (
-            target,
-            tree,
-            b,
-            row,
-            features_NH,
-            clock,
-        )
-        self._logits: dict[int, torch.Tensor] = {}
-
-    def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
-        if node not in self._logits:
-            nodes = self.tree.likeliest_below(self.b, node, self.target.tokens.free_rows)
-            with self.clock():
-                self._logits |= zip(nodes, self.target.logits(self.features_NH[nodes]))
-        processed_V = self.row.sampler.processed(self._logits[node], self.row.tokens, accepted)
-        self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
-        return processed_V
-
-    def choose(self, node: int, accepted: list[int]) -> int:
-        position = len(self.row.tokens) + len(accepted)
-        return self.row.sampler.choose(self.processed(node, accepted), position)
-
-    def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
-        return self.row.sampler.probabilities(self.processed(node, accepted))
-
-    def accepts(self, probability: float, accepted: list[int], attempt: int) -> bool:
-        # The coin lies in the open interval (0, 1): probability 0 never passes, 1 always does.
-        return coin(self.row.sampler.sampling.seed, len(self.row.tokens) + len(accepted), attempt) < probability
-
-    def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
-        position = len(self.row.tokens) + len(accepted)
-        return draw(weights_V, coin(self.row.sampler.sampling.seed, position, 0, stream=FINALS))
 
 
 def _output(call: Arguments, input_ids: torch.Tensor) -> SpeculativeOutput:

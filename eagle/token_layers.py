@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from eagle.engine import FEW_ROWS, PackedLinear, require_packable
+from eagle.engine import PackedLinear, require_packable
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
 
@@ -42,9 +42,12 @@ class TokenLayers(nn.Module):
         self._packed: PackedLinear | None = None
 
     @property
-    def free_rows(self) -> int:
-        """Positions whose logits cost hardly more than those of one: the LM head's weights are read once for all of them."""
-        return 8 if self._packed is not None else FEW_ROWS - 1
+    def row_share(self) -> float:
+        """What logits at one more position cost, as a share of those at the first: the weights are read once for all.
+        Measured on AVX-512 with V = 49152, H = 576: 4 rows 4.6 times one, packed 8 rows 1.4 times."""
+        if self._packed is not None or self.lm_head_VH.device.type != "cpu":
+            return 0.05
+        return 0.5
 
     def packed(self) -> "TokenLayers":
         """The same layers, sharing the weights, with an LM head that is fast for several rows (engine "compiled").

@@ -96,16 +96,6 @@ class DraftTree:
                 children[parent].append(node)
         return children
 
-    def likeliest_below(self, row: int, node: int, count: int) -> list[int]:
-        """`node` and the most confident nodes below it, `count` in all at most."""
-        if count == 1 or self.nodes == 1:
-            return [node]
-        below_N = (self.ancestors_BNW[row, :, node // 64] >> node % 64) & 1 == 1
-        below_N[node] = False
-        confidence_N = self.log_confidence_BN[row].masked_fill(~below_N, float("-inf"))
-        best = confidence_N.topk(min(count - 1, int(below_N.sum())))
-        return [node, *best.indices.tolist()]
-
     def q_after(self, row: int, node: int) -> torch.Tensor:
         """float64 [V]: what the children of an expanded node of a sampled tree were drawn from."""
         assert self.log_q_BEV is not None

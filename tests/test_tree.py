@@ -35,16 +35,3 @@ def test_a_tree_cut_at_a_depth_keeps_what_is_above() -> None:
     assert tree.up_to_depth(1).tokens_BN.tolist() == [[5, 6, 7]]
     assert tree.up_to_depth(3) is tree
     assert DraftTree.roots(torch.tensor([3, 4])).ancestors_BNW.tolist() == [[[1]], [[1]]]
-
-
-def test_the_likeliest_nodes_below_a_node_are_its_descendants_best_first() -> None:
-    tree = DraftTree.from_parents(
-        torch.arange(7)[None],
-        torch.tensor([[-1, 0, 0, 1, 1, 2, 4]]),
-        torch.tensor([[0.0, -1.0, -0.5, -3.0, -1.5, -0.6, -2.0]]),
-    )
-    assert tree.likeliest_below(0, 0, 4) == [0, 2, 5, 1]
-    assert tree.likeliest_below(0, 1, 3) == [1, 4, 6]
-    assert tree.likeliest_below(0, 1, 9) == [1, 4, 6, 3]
-    assert tree.likeliest_below(0, 3, 4) == [3], "a leaf has nothing below"
-    assert tree.likeliest_below(0, 0, 1) == [0]

@@ -289,7 +289,7 @@ def test_temperature_filters_and_penalties_reach_the_targets_probabilities(targe
     row = _row(target, temperature=0.5, top_k=3, repetition_penalty=1.7)
     view = _view(target, row)
     prefix = [*row.tokens, 9]
-    logits_V = target.logits(view.features_NH[0]).clone()
+    logits_V = target.logits(target.features(IDS)[0][0, 0]).clone()
     for token in set(prefix):
         logits_V[token] = logits_V[token] / 1.7 if logits_V[token] > 0 else logits_V[token] * 1.7
     best = (logits_V / 0.5).topk(3)
@@ -304,13 +304,13 @@ def _row(target: Target, **arguments: Any) -> Any:
 
 
 def _view(target: Target, row: Any) -> Any:
-    from eagle.decode import _View
+    from eagle.node_view import views
 
     with torch.inference_mode():
-        features_NH = target.features(IDS)[0][0]
-    nodes = features_NH.shape[0]
+        features_1NH = target.features(IDS)[0]
+    nodes = features_1NH.shape[1]
     chain = DraftTree.from_parents(torch.zeros(1, nodes, dtype=torch.int64), torch.arange(-1, nodes - 1)[None])
-    return _View(target, chain, 0, row, features_NH)
+    return views([row], target, chain, features_1NH)[0]
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "top_k", "typical"])

@@ -1,0 +1,93 @@
+"""What verification sees of the target: logits at the nodes of a batch's trees.
+
+B rows, N nodes, H hidden, V vocabulary. The LM head is the largest matrix of a small target, and running it on one more
+position costs little beside reading it. So it runs once for all rows, on the roots and on every node that the walk is likely
+enough to visit; a node that it visits nevertheless costs one more run.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from eagle.noise import FINALS, coin
+from eagle.rows import Row
+from eagle.sampling import draw
+from eagle.target import Target
+from eagle.tree import DraftTree
+
+MOST_AHEAD = 256
+"""Positions whose logits are held at a time, at most (one per row always)."""
+
+Clock = Callable[[], AbstractContextManager[None]]
+
+
+class NodeLogits:
+    """logits at the trees' nodes, computed when first asked for, the likely ones together."""
+
+    def __init__(self, target: Target, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock = nullcontext):
+        self._target, self._features_BNH, self._clock = target, features_BNH, clock
+        rows, nodes = _likely(tree, share=target.tokens.row_share)
+        device = features_BNH.device
+        with clock():
+            logits_MV = target.logits(features_BNH[rows.to(device), nodes.to(device)])
+        self._logits = dict(zip(zip(rows.tolist(), nodes.tolist()), logits_MV))
+
+    def at(self, row: int, node: int) -> torch.Tensor:
+        """[V]."""
+        if (row, node) not in self._logits:
+            with self._clock():
+                self._logits[row, node] = self._target.logits(self._features_BNH[row, node])
+        return self._logits[row, node]
+
+
+def _likely(tree: DraftTree, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, nodes), int64 each: the roots, and the nodes worth computing before the walk asks.
+
+    share: what one more position costs, as a share of a run of its own. A node's path confidence is the probability that it
+    is asked for, so it is worth it from that confidence on.
+    """
+    confidence_BN = tree.log_confidence_BN.clone()
+    confidence_BN[:, 0] = float("inf")
+    least = math.log(share)
+    count = max(MOST_AHEAD, len(confidence_BN))
+    if confidence_BN.numel() > count:
+        least = max(least, float(confidence_BN.flatten().topk(count).values[-1]))
+    rows, nodes = (confidence_BN >= least).nonzero(as_tuple=True)
+    return rows, nodes
+
+
+class TargetView:
+    """The target at one row's nodes: a NodeView of eagle/verify.py."""
+
+    def __init__(self, row: Row, b: int, logits: NodeLogits):
+        self.row, self._b, self._logits = row, b, logits
+
+    def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
+        processed_V = self.row.sampler.processed(self._logits.at(self._b, node), self.row.tokens, accepted)
+        self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
+        return processed_V
+
+    def choose(self, node: int, accepted: list[int]) -> int:
+        position = len(self.row.tokens) + len(accepted)
+        return self.row.sampler.choose(self.processed(node, accepted), position)
+
+    def probabilities(self, node: int, accepted: list[int]) -> torch.Tensor:
+        return self.row.sampler.probabilities(self.processed(node, accepted))
+
+    def accepts(self, probability: float, accepted: list[int], attempt: int) -> bool:
+        # The coin lies in the open interval (0, 1): probability 0 never passes, 1 always does.
+        return coin(self.row.sampler.sampling.seed, len(self.row.tokens) + len(accepted), attempt) < probability
+
+    def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
+        position = len(self.row.tokens) + len(accepted)
+        return draw(weights_V, coin(self.row.sampler.sampling.seed, position, 0, stream=FINALS))
+
+
+def views(
+    rows: Sequence[Row], target: Target, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock = nullcontext
+) -> list[TargetView]:
+    """One view per row. clock: what the LM head's time is counted with."""
+    logits = NodeLogits(target, tree, features_BNH, clock)
+    return [TargetView(row, b, logits) for b, row in enumerate(rows)]
