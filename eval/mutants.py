@@ -13,8 +13,8 @@ import torch
 
 from eagle import sampled_tree, sampling, verify_rejection
 from eagle.config import DecodeConfig
-from eagle.decode import _View
 from eagle.level_drafter import LevelDrafter
+from eagle.node_view import TargetView
 from eagle.noise import DRAFTS, gumbel
 from eagle.tree import DraftTree
 from eagle.verify import NodeView, Walk
@@ -42,13 +42,13 @@ def _unrenormalised() -> Iterator[None]:
 def _shared_noise() -> Iterator[None]:
     """The residual is drawn with the Gumbel noise that the rejected drafts were drawn with (vllm 54282)."""
 
-    def draw(view: _View, weights_V: torch.Tensor, accepted: list[int]) -> int:
+    def draw(view: TargetView, weights_V: torch.Tensor, accepted: list[int]) -> int:
         root = len(view.row.tokens) - 1
         position = root + 1 + len(accepted)
         noise_V = gumbel(view.row.sampler.sampling.seed, position, len(weights_V), stream=DRAFTS, cycle=root)
         return int((weights_V.log() + noise_V.to(weights_V.device)).argmax())
 
-    with patch.object(_View, "draw", draw):
+    with patch.object(TargetView, "draw", draw):
         yield
 
 
@@ -90,13 +90,13 @@ def _untempered_bonus() -> Iterator[None]:
 @contextmanager
 def _untempered() -> Iterator[None]:
     """The temperature reaches the draft, not the target (vllm 10198); filters reach both."""
-    tempered = _View.probabilities
+    tempered = TargetView.probabilities
 
-    def probabilities(view: _View, node: int, accepted: list[int]) -> torch.Tensor:
+    def probabilities(view: TargetView, node: int, accepted: list[int]) -> torch.Tensor:
         kept_V = tempered(view, node, accepted) > 0
         return view.processed(node, accepted).double().masked_fill(~kept_V, float("-inf")).softmax(-1)
 
-    with patch.object(_View, "probabilities", probabilities):
+    with patch.object(TargetView, "probabilities", probabilities):
         yield
 
 
