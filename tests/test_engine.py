@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from eagle import engine
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.engine import PackedLinear, packed_copy
@@ -12,7 +13,23 @@ from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from tests.tiny import FAMILIES, tiny_model
 
+pytestmark = pytest.mark.usefixtures("everything_is_packed")
 IDS = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models have no layer that is large enough by itself."""
+    monkeypatch.setattr(engine, "PACK_FROM", 0)
+
+
+def test_small_layers_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    sizes = sorted({m.weight.numel() for m in model.modules() if type(m) is nn.Linear})
+    monkeypatch.setattr(engine, "PACK_FROM", sizes[-1])
+    packed = [m for m in packed_copy(model).modules() if isinstance(m, PackedLinear)]
+    assert packed
+    assert all(m.weight.numel() == sizes[-1] for m in packed)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 17, 130])
