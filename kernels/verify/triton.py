@@ -28,6 +28,7 @@ from eagle.kernels.verify.reference import Decisions, Tree, Walks
 
 SPLIT, PIECE = 4096, 512
 LARGEST_TREE = 256
+REGISTERS = 96  # left to itself, ptxas aims lower for some versions and spills a word
 COINS, FINALS = tl.constexpr(1), tl.constexpr(3)  # streams of noise/reference.py
 
 
@@ -269,14 +270,24 @@ def launch_decide(
     for attempt in range(most_children):
         _attempt[(rows, splits)](
             logits_RV, settings.temperature_B, *chance, *described,
-            tree.tokens_BN, tree.parents_BN, log_q, q_rows, *state, *sizes, attempt, **shape, NODES=_padded(nodes),
+            tree.tokens_BN, tree.parents_BN, log_q, q_rows, *state, *sizes, attempt,
+            **shape, NODES=_padded(nodes), maxnreg=REGISTERS,
         )  # fmt: skip
     _weigh[(rows, splits)](
-        logits_RV, settings.temperature_B, *described, log_q, q_rows, *state, weights, *sizes, **shape
+        logits_RV,
+        settings.temperature_B,
+        *described,
+        log_q,
+        q_rows,
+        *state,
+        weights,
+        *sizes,
+        **shape,
+        maxnreg=REGISTERS,
     )
     _draw[(rows,)](
         logits_RV, settings.temperature_B, *chance, *described, tree.tokens_BN, log_q, q_rows, *state, weights,
-        decisions.emitted_BN, *sizes, **shape,
+        decisions.emitted_BN, *sizes, **shape, maxnreg=REGISTERS,
     )  # fmt: skip
     return decisions
 
@@ -328,6 +339,7 @@ def variants() -> Iterator[Variant]:
             constants=constants,
             divisible=frozenset(one for one in names if one[0].isupper()),
             num_warps=1 if function is _walk else 4,
+            options={} if function is _walk else {"maxnreg": REGISTERS},
             no_spills=True,
             representative=representative,
         )
