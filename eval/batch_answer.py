@@ -2,13 +2,30 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from transformers import GenerationConfig
 
 from eagle.decode import SpeculativeDecoder
 from eagle.eval.settings import Setting
 from eagle.stats import DecodeStats
+from eagle.target import Target
+
+
+@contextmanager
+def bare_generation_config(target: Target) -> Iterator[None]:
+    """Within the block the checkpoint's own generation defaults (penalties, temperatures ...) do not apply, to nobody's loop:
+    what is compared is what the evaluation asks for."""
+    before, eos = target.model.generation_config, list(target.eos_token_ids)
+    target.model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0, use_cache=True
+    )
+    try:
+        yield
+    finally:
+        target.model.generation_config = before
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,15 +60,16 @@ def answer_batch(
         ids_BT[row, width - len(ids) :] = torch.tensor(ids)
         mask_BT[row, width - len(ids) :] = 1
     device = decoder.target.device
-    start = time.perf_counter()
-    out = decoder.generate(
-        ids_BT.to(device),
-        mask_BT.to(device),
-        max_new_tokens=max_new_tokens,
-        seed=list(seeds),
-        **setting.arguments(),
-    )
-    seconds = time.perf_counter() - start
+    with bare_generation_config(decoder.target):
+        start = time.perf_counter()
+        out = decoder.generate(
+            ids_BT.to(device),
+            mask_BT.to(device),
+            max_new_tokens=max_new_tokens,
+            seed=list(seeds),
+            **setting.arguments(),
+        )
+        seconds = time.perf_counter() - start
     assert out.stats is not None
     return BatchAnswer(
         tokens=[row[width : width + stats.new_tokens].tolist() for row, stats in zip(out.sequences, out.stats)],

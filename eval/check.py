@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.chat import prompt_ids
-from eagle.checkpoint import head_hash
-from eagle.config import Recipe, as_dict
+from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import NEEDS_HEAD
-from eagle.environment import git_commit, hardware, package_version, versions
+from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
 from eagle.eval.exactness import divergence, exactness
+from eagle.eval.harness import evaluation_identity
 from eagle.eval.methods import PLAIN
-from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
+from eagle.eval.prompt_set import Prompt, load_prompts
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
 from eagle.files import write_json
@@ -43,25 +43,11 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     A killed check continues. Raises EagleError for a rule whose tokens are another draw of the distribution, a missing head,
     or prompts that are all too long.
     """
-    rule = make_rule(recipe.decode.rule)
-    if not isinstance(rule, Coupled):
-        raise EagleError(
-            f'the rule "{rule.name}" does not promise plain decoding\'s tokens; check decode.rule coupled, or the '
-            "distribution: python -m eagle.eval.chi_square"
-        )
-    head = recipe.head_dir if head is None and recipe.decode.drafter in NEEDS_HEAD else head
     prompts, settings = load_prompts(recipe.eval.prompts, recipe.eval.limit), parse_settings(recipe.eval.sampling)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
-    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=recipe.decode)
-    identity = {
-        "check": "exact",
-        "version": package_version(),
-        "target": target.identity(),
-        "head_sha256": None if head is None else head_hash(head),
-        "prompts_sha256": prompts_sha256(prompts),
-        "eval": as_dict(recipe.eval),
-        "decode": as_dict(recipe.decode),
-    }
+    decoder = checked_decoder(recipe, target, head)
+    head = _head_of(recipe, head)
+    identity = {"check": "exact", **evaluation_identity(recipe, head, prompts), "weights": target.identity()}
     with AnswerLog(recipe.eval_dir / "exactness.jsonl", identity) as log:
         skipped = _answer_all(decoder, prompts, settings, recipe, log)
         requests = list(log.requests.values())
@@ -79,6 +65,30 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     _print(result)
     console.print(f"eval: {recipe.eval_dir / 'exactness.json'} holds this and every tie", markup=False, soft_wrap=True)
     return not any(body["different"] for body in result["settings"].values())
+
+
+def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> SpeculativeDecoder:
+    """The recipe's decoder, whose every token must be plain decoding's; head: None for the recipe's own.
+
+    Raises EagleError for a rule that does not promise that, for no drafter, and for a head that is missing or not read.
+    """
+    rule = make_rule(recipe.decode.rule)
+    if not isinstance(rule, Coupled):
+        raise EagleError(
+            f'the rule "{rule.name}" does not promise plain decoding\'s tokens; take decode.rule coupled, or check the '
+            "distribution: python -m eagle.eval.chi_square"
+        )
+    if recipe.decode.drafter == "none":
+        raise EagleError('decode.drafter is "none": plain decoding would be compared with itself; name a drafter')
+    return SpeculativeDecoder.from_pretrained(target, _head_of(recipe, head), decode=recipe.decode)
+
+
+def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
+    if recipe.decode.drafter in NEEDS_HEAD:
+        return recipe.head_dir if head is None else head
+    if head is not None:
+        raise EagleError(f'--head was given, but decode.drafter "{recipe.decode.drafter}" reads no head; leave it out')
+    return None
 
 
 def _answer_all(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from eagle.eval.answers import Request
-from eagle.sampling import RowSampler, Sampling
+from eagle.sampling import RowSampler, Sampling, keep
 from eagle.target import Target
 
 TIE_MARGIN_FLOAT32 = 1e-4
@@ -15,6 +15,9 @@ TIE_MARGIN_FLOAT32 = 1e-4
 
 
 GREEDY = Sampling()
+
+FILTER_EDGE = 1e-5
+"""A token this close to a filter's threshold may be kept in one summation order and dropped in another (float32)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,8 @@ def divergence(
     """Where `tokens` leave `reference`, with the reference's top-2 margin there; None when they are equal.
 
     sampling: what both were made with. The margin is that of the scores the emitted token is the best of: the logits, or
-    logits / temperature + noise over the tokens that the filters keep.
+    logits / temperature + noise over the tokens that the filters keep. A token at a filter's very edge is a tie too: rounding
+    decides whether it is kept.
     """
     index = first_difference(tokens, reference)
     if index is None:
@@ -75,6 +79,9 @@ def divergence(
     margin = float(top.values[0] - top.values[1])
     limit = tie_margin(target.dtype, float(logits_V.max())) / (sampling.temperature or 1.0)
     both = index < len(tokens) and index < len(reference)
+    tie = both and margin < limit and {tokens[index], reference[index]} <= set(top.indices.tolist())
+    if both and not tie and not sampling.greedy:
+        tie = any(at_filters_edge(logits_V, sampling, token) for token in (tokens[index], reference[index]))
     return {
         "versus": versus,
         "index": index,
@@ -82,8 +89,20 @@ def divergence(
         "expected": reference[index] if index < len(reference) else None,
         "margin": margin,
         "tie_below": limit,
-        "tie": both and margin < limit and {tokens[index], reference[index]} <= set(top.indices.tolist()),
+        "tie": tie,
     }
+
+
+def at_filters_edge(logits_V: torch.Tensor, sampling: Sampling, token: int) -> bool:
+    """Whether the filters keep the token or not depends on FILTER_EDGE: of a probability mass, or of a score."""
+    scores_V = sampling.tempered(logits_V)
+    kept = set()
+    for edge in (-FILTER_EDGE, FILTER_EDGE):
+        moved_V = scores_V.clone()
+        moved_V[token] += edge
+        top_p = sampling.top_p if sampling.top_p == 1 else min(max(sampling.top_p + edge, 0.0), 1.0)
+        kept.add(bool(keep(moved_V, dataclasses.replace(sampling, top_p=top_p))[token]))
+    return len(kept) == 2
 
 
 def exactness(requests: Sequence[Request], method: str) -> Exactness:

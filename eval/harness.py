@@ -40,7 +40,7 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
         )
     head_path = head if head is not None else recipe.head_dir
     prompts = load_prompts(recipe.eval.prompts, recipe.eval.limit)
-    identity = _identity(recipe, head_path, prompts)
+    identity = evaluation_identity(recipe, head_path, prompts)
     done = read_results(recipe.eval_dir)
     if done is not None and done["identity"] == identity:
         print_results(done)
@@ -55,13 +55,13 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     return result
 
 
-def _identity(recipe: Recipe, head: str | Path, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def evaluation_identity(recipe: Recipe, head: str | Path | None, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """What must be the same for earlier results (or answers) to stand. Hardware is in it: times would not mix."""
     return {
         "version": package_version(),
         "target": as_dict(recipe.target),
         "chat_template": recipe.data.chat_template,
-        "head_sha256": head_hash(head),
+        "head_sha256": None if head is None else head_hash(head),
         "prompts_sha256": prompts_sha256(prompts),
         "eval": as_dict(recipe.eval),
         "decode": as_dict(recipe.decode),

@@ -7,12 +7,10 @@ as DRAFTER@RULE, such as `eagle2@rejection`, under another verification rule tha
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from eagle.config import DecodeConfig
@@ -20,6 +18,7 @@ from eagle.decode import SpeculativeDecoder
 from eagle.drafters import with_drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
+from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.settings import Setting
 from eagle.heads import DraftHead
 from eagle.rules import make_rule
@@ -99,7 +98,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
             raise EagleError(
                 "method hf-assisted needs a small model with the target's tokenizer: set decode.draft_model"
             )
-        assistant = Target.from_pretrained(decode.draft_model)
+        assistant = Target.from_pretrained(decode.draft_model, device=str(target.device))
         run = _hugging_face(target, assistant_model=assistant.model)
         return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
     if name == PLAIN:
@@ -116,7 +115,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
         decode = dataclasses.replace(decode, **changes)
     decode = with_drafter(decode, drafter)
     if drafter == CHAIN:
-        decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth)
+        decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth, level_cost=0.0)
     rule = make_rule(decode.rule)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     if not rule.lossless:
@@ -134,9 +133,12 @@ def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:
 
 def _ours(decoder: SpeculativeDecoder) -> Callable[[torch.Tensor, int, Setting, int], Answer]:
     def answer(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
-        clock = FirstTokenClock(ids_1T.device)
-        out = decoder.generate(ids_1T, max_new_tokens=max_new_tokens, seed=seed, streamer=clock, **setting.arguments())
-        seconds, first = clock.times()
+        with bare_generation_config(decoder.target):
+            clock = FirstTokenClock(ids_1T.device)
+            out = decoder.generate(
+                ids_1T, max_new_tokens=max_new_tokens, seed=[seed], streamer=clock, **setting.arguments()
+            )
+            seconds, first = clock.times()
         assert out.stats is not None
         (stats,) = out.stats
         return Answer(
@@ -156,33 +158,24 @@ def _ours(decoder: SpeculativeDecoder) -> Callable[[torch.Tensor, int, Setting, 
 
 def _hugging_face(target: Target, **how: Any) -> Callable[[torch.Tensor, int, Setting, int], Answer]:
     """Hugging Face's own loop on the same loaded weights; `how`: keywords that choose one of its assisted modes."""
-    eos = list(target.eos_token_ids)
 
     def answer(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
-        config = GenerationConfig(
-            eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0, use_cache=True, **setting.arguments()
-        )
-        with _generation_config(target.model, config), torch.inference_mode(), torch.random.fork_rng():
+        how_to_sample = setting.arguments()
+        with bare_generation_config(target), torch.inference_mode(), torch.random.fork_rng():
             torch.manual_seed(seed)
             clock = FirstTokenClock(ids_1T.device)
             sequences = target.model.generate(
-                ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=max_new_tokens, streamer=clock, **how
+                ids_1T,
+                attention_mask=torch.ones_like(ids_1T),
+                max_new_tokens=max_new_tokens,
+                streamer=clock,
+                **how_to_sample,
+                **how,
             )
             seconds, first = clock.times()
         return Answer(tokens=sequences[0, ids_1T.shape[1] :].tolist(), seconds=seconds, first_token_seconds=first)
 
     return answer
-
-
-@contextmanager
-def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Generates with `config` alone: a checkpoint's own generation defaults (penalties, ...) are not plain decoding."""
-    before = model.generation_config
-    model.generation_config = config
-    try:
-        yield
-    finally:
-        model.generation_config = before
 
 
 def _now(device: torch.device) -> float:

@@ -220,7 +220,7 @@ def _rates(values: Sequence[float]) -> str:
 def _exact(row: Mapping[str, Any]) -> str:
     counts = row["exact"]
     if counts is None:
-        return {"distribution": "by law", "lossy": "lossy"}.get(row["check"], "")
+        return {"distribution": "by law", "lossy": "lossy", "none": ""}.get(row["check"], "not checked")
     text = f"{counts['equal']}/{counts['requests']}"
     text += f" + {counts['ties']} ties" if counts["ties"] else ""
     return text + (f", {counts['different']} DIFFERENT" if counts["different"] else "")

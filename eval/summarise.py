@@ -30,7 +30,7 @@ def summarise_setting(requests: Sequence[Request], checks: Mapping[str, Check], 
     A method whose tokens differ from those it must equal (not at a tie) gets an error and no speed-up; when plain decoding
     itself differs from Hugging Face's, nobody gets a speed-up over Hugging Face.
     """
-    exact = {name: exactness(requests, name) for name, check in checks.items() if check in (HF, PLAIN)}
+    exact = {name: exactness(requests, name) for name, check in checks.items() if check in checks}
     errors = [_error(name, counts, checks[name]) for name, counts in exact.items() if not counts.exact]
     failed = {name for name, counts in exact.items() if not counts.exact}
     categories = list(dict.fromkeys(request.category for request in requests))

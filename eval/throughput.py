@@ -18,14 +18,15 @@ from typing import Any
 from rich.table import Table
 
 from eagle.chat import prompt_ids
-from eagle.checkpoint import load_head
 from eagle.config import read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.environment import git_commit, hardware
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import BatchAnswer, answer_batch
+from eagle.eval.check import checked_decoder
 from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import load_prompts
+from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
 from eagle.eval.statistics import Estimate, paired_ratio
 from eagle.progress import ProgressBar, console
@@ -41,7 +42,7 @@ class BatchPoint:
     tokens_per_second: float
     tau: float
     different: int
-    """Rows whose tokens are not those of plain decoding alone, nor a tie"""
+    """Answers (of both methods) that are not plain decoding's at the smallest batch size, nor leave it at a tie"""
     speedup: Estimate | None
     """Median over the groups of plain's time per token / the drafted one's"""
 
@@ -54,17 +55,21 @@ def measure(
     setting: Setting,
     max_new_tokens: int,
 ) -> list[BatchPoint]:
-    """prompts: token ids; every batch size must divide their number. Row i has seed i, whatever its batch mates."""
+    """prompts: token ids; every batch size must divide their number. Row i has seed i, whatever its batch mates.
+
+    What every answer must equal is plain decoding's at the smallest batch size.
+    """
+    batches = sorted(set(batches))
     for batch in batches:
         if batch < 1 or len(prompts) % batch:
             raise EagleError(f"batch size {batch} does not divide the {len(prompts)} prompts; choose sizes that do")
     plain = decoder.plain()
-    for each in (plain, decoder):  # warm-up
-        _answer(each, prompts[:1], 0, setting, min(8, max_new_tokens))
     points: list[BatchPoint] = []
-    reference: dict[int, list[int]] = {}  # plain decoding at the first batch size
+    reference: dict[int, list[int]] = {}
     with ProgressBar("throughput", total=len(batches) * len(prompts), unit="prompts") as bar:
         for batch in batches:
+            for each in (plain, decoder):  # warm-up at this size: allocations, graphs, compilation
+                _answer(each, prompts[:batch], 0, setting, min(16, max_new_tokens))
             pairs: list[tuple[BatchAnswer, BatchAnswer]] = []
             for number, start in enumerate(range(0, len(prompts), batch)):
                 rows = prompts[start : start + batch]
@@ -126,24 +131,28 @@ def _point(batch: int, pairs: Sequence[tuple[BatchAnswer, BatchAnswer]], differe
 
 
 def crossing(points: Sequence[BatchPoint]) -> float | None:
-    """The batch size at which the pooled speed-up falls through 1, linear between the measured ones; None: it does not."""
-    known = [(point.batch, point.speedup.pooled) for point in points if point.speedup is not None]
-    for (low, above), (high, below) in itertools.pairwise(known):
+    """The batch size at which the pooled speed-up falls through 1 for good, linear between the two sizes around it.
+
+    None: it does not, or the sizes around it are not both exact.
+    """
+    ratios = [(point.batch, point.speedup.pooled if point.speedup is not None else None) for point in points]
+    for (low, above), (high, below) in reversed(list(itertools.pairwise(ratios))):
+        if above is None or below is None:
+            return None
         if above >= 1 > below:
             return low + (above - 1) / (above - below) * (high - low)
     return None
 
 
 def _verdict(points: Sequence[BatchPoint]) -> str:
-    known = [point for point in points if point.speedup is not None]
-    if not known:
-        return "no batch size is exact: no ratio is given"
+    known = [(point.batch, point.speedup.pooled) for point in points if point.speedup is not None]
+    if len(known) < len(points):
+        return "not every batch size is exact: see the table"
+    gains = [str(batch) for batch, pooled in known if pooled >= 1]
+    if not gains:
+        return "there is no gain at any of these batch sizes"
     vanishes = crossing(points)
-    if vanishes is not None:
-        return f"the gain vanishes at batch {vanishes:.1f}"
-    if all(point.speedup is not None and point.speedup.pooled < 1 for point in known):
-        return f"there is no gain at any of these batch sizes (smallest: {known[0].batch})"
-    return f"there is a gain up to the largest batch size measured, {known[-1].batch}"
+    return f"there is a gain at batch {', '.join(gains)}" + (f"; it vanishes at {vanishes:.1f}" if vanishes else "")
 
 
 def _table(points: Sequence[BatchPoint]) -> Table:
@@ -176,14 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recipe = read_recipe(known.config, overrides)
         setting = parse_setting(known.setting)
+        loaded = load_prompts(recipe.eval.prompts, -(-known.prompts // max(1, len(recipe.eval.prompts))))
         target = Target.from_config(recipe.target, recipe.data.chat_template)
-        head = load_head(known.head or recipe.head_dir)
-        decoder = SpeculativeDecoder.from_pretrained(target, head, decode=recipe.decode)
-        loaded = load_prompts(recipe.eval.prompts, -(-known.prompts // len(recipe.eval.prompts)))[: known.prompts]
-        messages = [[{"role": "user", "content": prompt.turns[0]}] for prompt in loaded]
+        decoder = checked_decoder(recipe, target, known.head)
         points = measure(
             decoder,
-            [prompt_ids(target.tokenizer, each) for each in messages],
+            [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in loaded[: known.prompts]],
             batches=known.batches,
             setting=setting,
             max_new_tokens=recipe.eval.max_new_tokens,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagle.eval.exactness import divergence, first_difference, tie_margin
+from eagle.eval.exactness import at_filters_edge, divergence, first_difference, tie_margin
 from eagle.noise import gumbel
 from eagle.sampling import Sampling
 from eagle.target import Target
@@ -66,6 +66,20 @@ def test_with_sampling_the_margin_is_that_of_the_noisy_scores(target: Target) ->
     assert found["margin"] == pytest.approx(float(noisy[best] - noisy[second]), abs=1e-5)
     assert found["tie_below"] == pytest.approx(1e-4 / 0.8)
     assert not found["tie"]
+
+
+def test_a_token_on_a_filters_very_edge_is_a_tie_and_one_clearly_inside_or_outside_is_not(target: Target) -> None:
+    logits = target.model(torch.tensor([[5, 6, 7]])).logits[0, -1].float().detach()
+    order = logits.argsort(descending=True)
+    mass = float((logits / 0.8).softmax(-1)[order[:3]].double().sum())  # what the three best tokens hold
+    edge = Sampling(temperature=0.8, top_p=mass)
+    assert at_filters_edge(logits, edge, int(order[3])), "it is kept when rounding makes the three a little lighter"
+    assert not at_filters_edge(logits, edge, int(order[0]))
+    assert not at_filters_edge(logits, edge, int(order[9]))
+    assert not at_filters_edge(logits, Sampling(temperature=0.8, top_p=mass + 1e-3), int(order[3]))
+    tied = logits.clone()
+    tied[order[4]] = tied[order[3]] - 1e-6
+    assert at_filters_edge(tied, Sampling(temperature=0.8, top_k=4), int(order[4]))
 
 
 def test_an_answer_cut_short_is_never_a_tie(target: Target) -> None:

@@ -114,6 +114,13 @@ def test_no_ratio_is_given_for_a_method_that_is_not_exact() -> None:
     assert "eagle2 is NOT exact" in result["errors"][0]
 
 
+def test_a_method_that_was_not_compared_is_not_called_exact() -> None:
+    checks = {name: check for name, check in CHECKS.items() if name != "hf"}
+    result = summarise_setting([request("a")], checks, seed=0)
+    assert result["methods"]["plain"]["overall"]["exact"] is None, "its reference, Hugging Face's loop, did not run"
+    assert result["methods"]["eagle2"]["overall"]["exact"]["equal"] == 1
+
+
 def test_a_tie_does_not_take_the_ratio_away() -> None:
     tie = {"tie": True, "versus": "plain", "index": 3, "margin": 1e-6}
     result = summarise_setting([request("a", divergences={"eagle2": tie})], CHECKS, seed=0)

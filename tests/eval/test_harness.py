@@ -200,6 +200,16 @@ def test_sampled_answers_equal_plain_decodings_with_the_same_seed_and_rules_are_
     assert "EAGLE-2 tree, rejection" in printed
 
 
+def test_the_checkpoints_own_generation_defaults_move_no_method(recipe: Recipe) -> None:
+    """A repetition penalty in generation_config.json would otherwise bend our loops and not Hugging Face's."""
+    folder = Path(recipe.target.model)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "repetition_penalty": 1.8}))
+    body = harness.evaluate(recipe)["settings"]["T=0"]
+    assert body["errors"] == []
+    assert body["methods"]["plain"]["overall"]["exact"]["equal"] == 4
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
