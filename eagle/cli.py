@@ -1,15 +1,11 @@
 """The `eagle` command. Every subcommand imports what it needs when it runs, so that `eagle --help` is quick."""
 
 import argparse
-import errno
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle.errors import EagleError
-
-EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+from eagle.exits import exit_code
 
 RECIPE_COMMANDS = {
     "run": "All stages of a recipe: data, features, training, evaluation; what is complete is skipped.",
@@ -29,21 +25,9 @@ Every stage resumes what an earlier run left. Exit codes: 0 done, 2 a mistake th
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. Anything but a user's mistake keeps its traceback: it is our defect."""
+    """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _dispatch(arguments)
-    except EagleError as error:
-        return _fail(str(error))
-    except KeyboardInterrupt:
-        print("\neagle: interrupted; what is saved stays: run the same command again to resume", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone (`eagle generate ... | head`); Python must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
-    except OSError as error:
-        return _fail(_explain(error))
+    return exit_code(lambda: _dispatch(arguments))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -76,6 +60,11 @@ def _dispatch(arguments: list[str]) -> int:
         from eagle.eval.check import check_exact
 
         return 0 if check_exact(recipe, options.head) else 1
+    if getattr(options, "measure", False):
+        from eagle.data.inspect import inspect, measured_rate
+
+        inspect(recipe, tokens_per_second=measured_rate(recipe))
+        return 0
     _stage(command, getattr(options, "head", None))(recipe)
     return 0
 
@@ -83,7 +72,7 @@ def _dispatch(arguments: list[str]) -> int:
 def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
     """Separates `--section.key value` (or `=value`) from the command's own arguments, in whatever order they come.
 
-    own: the command's own options that take a value, besides --print_config, --help and -h.
+    own: the command's own options that take a value, besides those without one (--print_config, --measure, --help, -h).
     """
     kept: list[str] = []
     overrides: list[str] = []
@@ -91,7 +80,7 @@ def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str],
     while i < len(arguments):
         argument = arguments[i]
         name, has_value = argument.split("=", 1)[0], "=" in argument
-        if not argument.startswith("--") or name in ("--help", "--print_config"):
+        if not argument.startswith("--") or name in ("--help", "--print_config", "--measure"):
             kept.append(argument)
         else:
             into = kept if name in own else overrides
@@ -153,6 +142,10 @@ def _command_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("recipe", metavar="RECIPE", help="the recipe, a YAML file")
     parser.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
     parser.add_argument("-h", "--help", action="store_true", help="this text, with every key of a recipe")
+    if command == "data inspect":
+        parser.add_argument(
+            "--measure", action="store_true", help="time the target on a few documents, to estimate the extraction"
+        )
     if command == "eval":
         parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
         parser.add_argument(
@@ -215,28 +208,6 @@ def _quieten() -> None:
     from eagle.quiet import quieten
 
     quieten()
-
-
-def _fail(message: str) -> int:
-    print(f"eagle: error: {message}", file=sys.stderr)
-    return EXIT_USER_ERROR
-
-
-def _explain(error: OSError) -> str:
-    remedies = {
-        errno.ENOSPC: "free some space (or choose another output_dir) and run again: what is complete is kept",
-        errno.EDQUOT: "the disk quota is used up; free some space and run again: what is complete is kept",
-        errno.EACCES: "you may not read or write there; choose another path or mend its permissions",
-        errno.EPERM: "you may not do that there; choose another path or mend its permissions",
-        errno.EROFS: "that file system is read-only; choose another output_dir",
-        errno.ENOENT: "check the path",
-        errno.EISDIR: "that is a folder; give a file",
-        errno.ENOTDIR: "a part of that path is a file, not a folder; choose another path",
-    }
-    remedy = remedies.get(error.errno or 0)
-    where = f": {error.filename}" if error.filename else ""
-    text = f"{error.strerror or error}{where}"
-    return f"{text}; {remedy}" if remedy else text
 
 
 if __name__ == "__main__":

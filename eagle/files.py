@@ -29,9 +29,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_dir(path: Path) -> Iterator[Path]:
-    """Like `atomic_path` for a whole folder: yields an empty folder that takes the place of `path` at the end."""
+    """Like `atomic_path` for a whole folder: yields an empty folder that takes the place of `path` at the end.
+
+    A folder cannot replace one that is not empty: the old one is renamed aside, then the new one put in its place, then
+    the old one deleted. A kill between the two renames leaves the old one aside, whole; `clear_leftovers` puts it back.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -41,10 +46,40 @@ def atomic_dir(path: Path) -> Iterator[Path]:
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
         if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if aside.exists():
+                os.replace(aside, path)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clear_leftovers(folder: Path, names: str) -> None:
+    """Mends what a kill left of `atomic_path` and `atomic_dir` in `folder`, for the files and folders that match `names`.
+
+    names: a glob pattern of their final names. Half-written temporaries are removed; an old folder that was renamed aside
+    is put back where nothing has taken its place, else removed. Nobody may be writing them.
+    """
+    for old in folder.glob(f".{names}.*.old"):
+        path = old.with_name(old.name.removeprefix(".").rsplit(".", 2)[0])
+        if path.exists():
+            _remove(old)
+        else:
+            os.replace(old, path)
+    for temporary in folder.glob(f".{names}.*.tmp"):
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from huggingface_hub.constants import HF_HOME
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -45,14 +46,25 @@ def load_model(config: TargetConfig) -> PreTrainedModel:
 
 def load_config(config: TargetConfig) -> PreTrainedConfig:
     """The text model's configuration alone: what a head's shape is derived from when no target is in memory."""
+    text: PreTrainedConfig = _whole_config(config).get_text_config()
+    return text
+
+
+def load_architecture(config: TargetConfig) -> str | None:
+    """The name of the class that `load_model` makes; None where the checkpoint brings its own code for it."""
+    loaded = _whole_config(config)
+    known = None if getattr(loaded, "auto_map", None) else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(loaded), None)
+    return known.__name__ if isinstance(known, type) else None
+
+
+def _whole_config(config: TargetConfig) -> PreTrainedConfig:
     try:
-        loaded = AutoConfig.from_pretrained(
+        loaded: PreTrainedConfig = AutoConfig.from_pretrained(
             _local_path(config), revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         raise EagleError(_load_failure("configuration of", config.model, error)) from error
-    text: PreTrainedConfig = loaded.get_text_config()
-    return text
+    return loaded
 
 
 def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:
