@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
+from eagle.data.chunks import chunk_rows
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.progress import ProgressBar
-
-CHUNK_ELEMENTS = 2**24
-"""Logits held at a time."""
 
 
 @torch.inference_mode()
@@ -40,7 +38,7 @@ def compare(first: Path | str, second: Path | str, *, limit: int | None = None) 
                 "from the same prepared data with the same target"
             )
     tokens = a.token_layers().float()
-    rows = max(1, CHUNK_ELEMENTS // tokens.vocab_size)
+    rows = chunk_rows(tokens.vocab_size, tokens.lm_head_VH.device)
     count = len(a) if limit is None else min(limit, len(a))
     kl = agreed = positions = squared = norm = values = 0.0
     largest = 0.0

@@ -97,3 +97,9 @@ def only_layers(aux_TA: torch.Tensor, have: Sequence[int], wanted: Sequence[int]
         return aux_TA
     blocks = aux_TA.unflatten(-1, (len(have), -1))
     return blocks[..., [list(have).index(layer) for layer in wanted], :].flatten(-2)
+
+
+def spread(total: int, count: int) -> list[int]:
+    """`count` indices, evenly over 0 .. total - 1 (all of them where there are fewer)."""
+    count = max(0, min(total, count))
+    return [i * total // count for i in range(count)]

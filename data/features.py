@@ -30,6 +30,7 @@ from eagle.data.shards import ShardBuffer, ShardPlan, plan_shards
 from eagle.data.store import (
     FORMAT,
     REBUILD,
+    TOKEN_LAYERS,
     finished_shard,
     read_json,
     require_same,
@@ -37,6 +38,7 @@ from eagle.data.store import (
     write_manifest,
 )
 from eagle.errors import EagleError
+from eagle.exits import exit_code
 from eagle.files import atomic_path, write_json
 from eagle.launch import check_world, whole_models
 from eagle.progress import ProgressBar, console
@@ -66,7 +68,8 @@ def extract(recipe: Recipe, accelerator: Accelerator | None = None) -> dict[str,
         begun = read_json(directory / "plan.json")
         require_same(begun, identity, what=f"the extraction begun in {directory}", remedy=REBUILD)
     finished = [shard.number for shard in shards if finished_shard(shard_path(directory, shard.number))]
-    if (directory / "manifest.json").is_file() and len(finished) == len(shards):
+    whole = len(finished) == len(shards) and (directory / TOKEN_LAYERS).is_file()
+    if (directory / "manifest.json").is_file() and whole:
         manifest = read_json(directory / "manifest.json")
         if state.is_main_process:
             _say(f"features: {directory} is complete ({_summary(manifest)})")
@@ -237,14 +240,13 @@ def _say(text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """`--config RECIPE [--section.key value ...]`; returns the exit code: 2 for a mistake the user can mend."""
     quieten()
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     accelerator = Accelerator()
     try:
-        recipe = read_recipe(*config_and_overrides(arguments))
-        extract(recipe, accelerator)
-    except EagleError as error:
-        if accelerator.is_main_process or isinstance(error.__cause__, OSError):
-            print(f"error: {error}", file=sys.stderr)
-        return 2
+        extract(read_recipe(*config_and_overrides(arguments)), accelerator)
     finally:
         accelerator.end_training()  # leaves the process group
     return 0

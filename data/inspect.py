@@ -1,34 +1,41 @@
 """`eagle data inspect`: what is about to be trained on, before any hour is spent on it.
 
 Shows a few samples with the supervised tokens highlighted, lengths, duplicates, tokens by source, and what the feature
-store will take in disk and time. Reads prepared data only; nothing is written.
+store will take in disk and, when asked (--measure loads the target), in time. Nothing is written.
 """
 
 import hashlib
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from eagle.config import Recipe
+from eagle.data.documents import spread
 from eagle.data.layers import layers_to_store, readable_size, token_bytes
+from eagle.data.online import TargetDocuments
 from eagle.data.prepare import load_prepared
 from eagle.errors import EagleError
 from eagle.loading import load_config, load_tokenizer, tokenizer_identity
+from eagle.target import Target
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 SUPERVISED, CONTEXT = "black on green", "dim"
 _BINS, _BAR = 10, 40
 _PREVIEW_CHARACTERS = 6000
 _BATCH = 1000
+_MEASURED = 16
+"""Documents that extraction is timed with."""
 
 
 def inspect(
@@ -37,7 +44,7 @@ def inspect(
     """Prints the inspection of a recipe's prepared data and returns its figures.
 
     samples: how many are shown with their mask, spread over the data set.
-    tokens_per_second: a known extraction rate; with it the time is estimated too.
+    tokens_per_second: an extraction rate (`measured_rate`); with it the time is estimated too.
     Raises EagleError when the data is not prepared, or was prepared with another tokenizer or chat template.
     """
     console = console or Console(highlight=False)
@@ -55,6 +62,27 @@ def inspect(
     _show_lengths(console, np.asarray(data["length"], dtype=np.int64))
     console.print(_table(figures, manifest["counts"]))
     return figures
+
+
+def measured_rate(recipe: Recipe) -> float:
+    """Tokens per second of the target over a few documents of the prepared data, run once before to warm up.
+
+    Raises EagleError when the data is not prepared, or the target does not fit it.
+    """
+    target = Target.from_config(recipe.target, recipe.data.chat_template)
+    documents = TargetDocuments(recipe, target).for_layers(layers_to_store(recipe, target.num_layers))
+    numbers = spread(len(documents), _MEASURED)
+    documents.read(numbers)
+    _wait(target)
+    start = time.monotonic()
+    documents.read(numbers)
+    _wait(target)
+    return float(documents.lengths[numbers].sum()) / (time.monotonic() - start)
+
+
+def _wait(target: Target) -> None:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
 
 
 def mask_preview(ids: Sequence[int], loss_mask: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> Text:
@@ -167,7 +195,10 @@ def _table(figures: dict[str, Any], counts: dict[str, Any]) -> Table:
     fits = "" if size <= free else " - TOO LITTLE for the store"
     table.add_row("free disk", Text(readable_size(free) + fits, style="" if not fits else "red"))
     seconds = figures["extraction_seconds"]
-    table.add_row("extraction time", "unknown: no rate measured yet" if seconds is None else _duration(seconds))
+    table.add_row(
+        "extraction time",
+        "not measured: add --measure" if seconds is None else _duration(seconds),
+    )
     table.add_section()
     for source, count in figures["tokens_by_source"].items():
         table.add_row(Text(printable(source)), f"{count:,} tokens ({count / tokens:.0%})")
@@ -178,9 +209,3 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d} (h:mm:ss)"
-
-
-def spread(total: int, count: int) -> list[int]:
-    """`count` indices, evenly over 0 .. total - 1."""
-    count = max(0, min(total, count))
-    return [i * total // count for i in range(count)]

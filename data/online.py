@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from eagle.config import Recipe
 from eagle.data.documents import Document, Documents
 from eagle.data.features import own_device, require_fitting, require_layers
+from eagle.data.match import require_match
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import plan_batches
 from eagle.data.store import FeatureStore
@@ -28,12 +29,15 @@ def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
     """What training reads, as train.features says: the recipe's store, or its target over the prepared data.
 
     Every process of a launch calls this; each loads its own target, whole, on its own device.
-    Raises EagleError when there is no finished store; online: no prepared data, or data that does not fit the target.
+    Raises EagleError when there is no finished store, or it is of another target or other data than the recipe (as far as
+    can be told without the target); online: no prepared data, or data that does not fit the target.
     """
     if recipe.train.features == "store":
-        return FeatureStore.open(recipe.store_dir)
+        store = FeatureStore.open(recipe.store_dir)
+        require_match(store, recipe)
+        return store
     with whole_models(accelerator):
-        target = Target.from_config(own_device(recipe.target, accelerator))
+        target = Target.from_config(own_device(recipe.target, accelerator), recipe.data.chat_template)
     return TargetDocuments(recipe, target)
 
 

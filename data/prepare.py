@@ -8,6 +8,7 @@ It is written under a temporary name and renamed at the end, so it is whole or n
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ import datasets
 import yaml
 from datasets.arrow_writer import ArrowWriter
 
-from eagle.config import Recipe, as_dict
+from eagle.config import DataConfig, Recipe, as_dict
 from eagle.data.conversations import read_conversation
 from eagle.data.render import VERSION, Renderer
 from eagle.data.sources import Rejected, Source, count_rows, read_rows, resolve, source_sha256
 from eagle.data.tally import Tally
 from eagle.errors import EagleError
-from eagle.files import atomic_dir, sha256_text, write_json
+from eagle.files import atomic_dir, clear_leftovers, sha256_text, write_json
 from eagle.loading import load_tokenizer, tokenizer_identity
 from eagle.progress import ProgressBar, console
 
@@ -54,6 +55,7 @@ def prepare(recipe: Recipe) -> dict[str, Any]:
     inputs = _inputs(recipe, sources, tokenizer_identity(tokenizer))
     fingerprint = sha256_text(json.dumps(inputs, sort_keys=True))
     directory = recipe.data_dir
+    clear_leftovers(directory.parent, directory.name)
     found = _found_manifest(directory)
     if found is not None and found.get("fingerprint") == fingerprint and (directory / "dataset").is_dir():
         counts = found["counts"]
@@ -114,8 +116,12 @@ def load_prepared(directory: Path | str) -> tuple[datasets.Dataset, dict[str, An
 
 
 def split_of(conversation_id: str, *, seed: int, validation_fraction: float) -> str:
-    """train or validation, by a hash of (seed, id): a conversation keeps its side when data is added."""
-    digest = hashlib.sha256(f"{seed}:{conversation_id}".encode()).digest()
+    """train or validation, by a hash of (seed, id): a conversation keeps its side when data is added.
+
+    Further answers to a prompt (ID~1, ID~2 ..., as `eagle data regenerate` names them) go where its first one goes.
+    """
+    prompt_id = re.sub(r"~\d+$", "", conversation_id)
+    digest = hashlib.sha256(f"{seed}:{prompt_id}".encode()).digest()
     return "validation" if int.from_bytes(digest[:8], "big") < validation_fraction * 2**64 else "train"
 
 
@@ -216,12 +222,18 @@ def _check_skipped(recipe: Recipe, *, rows: int, skipped: int, reasons: str) -> 
 
 def _inputs(recipe: Recipe, sources: list[Source], tokenizer: dict[str, str]) -> dict[str, Any]:
     """Everything that the result depends on."""
-    config = recipe.data
     return {
         "format": FORMAT,
         "render": VERSION,
         "tokenizer": tokenizer,
         "sources": [{"source": source.name, "sha256": source_sha256(source)} for source in sources],
+        **settings_of(recipe.data),
+    }
+
+
+def settings_of(config: DataConfig) -> dict[str, Any]:
+    """The settings, besides its sources, that prepared data depends on."""
+    return {
         "max_len": config.max_len,
         "max_samples": config.max_samples,
         "max_supervised_tokens": config.max_supervised_tokens,

@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from eagle.config import Recipe
-from eagle.data.documents import Documents
+from eagle.data.chunks import chunk_rows
+from eagle.data.documents import Documents, spread
 from eagle.data.duplicates import near_duplicates, signature
-from eagle.data.inspect import count_samples, printable, spread
+from eagle.data.inspect import count_samples, printable
 from eagle.data.online import TargetDocuments
 from eagle.data.prepare import load_prepared
 from eagle.data.store import FeatureStore
@@ -31,8 +32,6 @@ from eagle.loading import load_tokenizer
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
 
-CHUNK_ELEMENTS = 2**24
-"""Logits held at a time."""
 _BATCH = 1000
 
 
@@ -87,7 +86,7 @@ def off_policy(documents: Documents, sources: list[str], *, limit: int | None) -
     share = len(sources) if limit is None else -(-limit // max(1, len(of_source)))
     chosen = {name: [numbers[i] for i in spread(len(numbers), share)] for name, numbers in of_source.items()}
     tokens = documents.token_layers()
-    rows = max(1, CHUNK_ELEMENTS // tokens.vocab_size)
+    rows = chunk_rows(tokens.vocab_size, tokens.lm_head_VH.device)
     figures = {}
     with ProgressBar("report", total=sum(map(len, chosen.values())), unit="documents") as bar:
         for name, numbers in chosen.items():

@@ -1,6 +1,6 @@
 """The feature store: shards of documents with the target's features, a manifest, and the reader that training uses.
 
-    manifest.json                what the store holds and what it was made from (`write_manifest`)
+    manifest.json                what the store holds, what it was made from and its files' hashes (`write_manifest`)
     shard-00000.safetensors      some documents of one split, concatenated in data set order
     shard-00000.json             that shard's sha256, bytes, tokens, documents and split: written after it, so that it
                                  exists only where the shard is whole; an extraction resumes by these
@@ -40,6 +40,7 @@ from eagle.token_layers import TokenLayers
 FORMAT = 1
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": float8.DTYPE}
 REBUILD = "delete the folder (or choose another output_dir) and run `eagle features RECIPE`"
+TOKEN_LAYERS = "token_layers.safetensors"
 _NAMES = {
     torch.int64: "I64",
     torch.int32: "I32",
@@ -132,6 +133,9 @@ def write_manifest(
     packages = ("eagle-draft-toolkit", "torch", "transformers", "datasets", "safetensors")
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
     manifest = {**identity, "counts": counts, "versions": versions, "shards": [dict(shard) for shard in shards]}
+    layers = directory / TOKEN_LAYERS
+    if layers.is_file():
+        manifest["token_layers"] = {"file": layers.name, "sha256": sha256_file(layers), "bytes": layers.stat().st_size}
     write_json(directory / "manifest.json", manifest)
     return manifest
 
@@ -291,12 +295,24 @@ class FeatureStore:
         """The target's frozen embedding and LM head."""
         return TokenLayers.load(self.directory)
 
+    def recorded_files(self) -> list[dict[str, Any]]:
+        """{"file", "sha256", "bytes"} of the shards and (unless an earlier version wrote the manifest) the token layers."""
+        layers = self.manifest.get("token_layers")
+        return [*self.manifest["shards"], *([] if layers is None else [layers])]
+
     def verify(self) -> None:
-        """Reads every shard and raises EagleError for the first whose SHA-256 is not the recorded one."""
-        for shard in self.manifest["shards"]:
-            digest = sha256_file(self.directory / shard["file"])
-            if digest != shard["sha256"]:
-                raise self._damaged(shard["file"], f"its SHA-256 is {digest}, the manifest says {shard['sha256']}")
+        """Reads every recorded file and raises EagleError for the first whose SHA-256 is not the recorded one."""
+        for file in self.recorded_files():
+            if (reason := self.difference(file)) is not None:
+                raise self.damaged(file["file"], reason)
+
+    def difference(self, file: Mapping[str, Any]) -> str | None:
+        """Reads a recorded file: None where its SHA-256 is the recorded one, else what is wrong."""
+        path = self.directory / file["file"]
+        if not path.is_file():
+            return "it is missing"
+        digest = sha256_file(path)
+        return None if digest == file["sha256"] else f"its SHA-256 is {digest}, the manifest says {file['sha256']}"
 
     def _open(self, number: int) -> tuple[Any, list[str]]:
         """The shard's open file and its documents' ids, from the few kept open."""
@@ -308,19 +324,21 @@ class FeatureStore:
         try:
             size = path.stat().st_size
             if size != shard["bytes"]:
-                raise self._damaged(shard["file"], f"it has {size} bytes, the manifest says {shard['bytes']}")
+                raise self.damaged(shard["file"], f"it has {size} bytes, the manifest says {shard['bytes']}")
             handle = safe_open(path, framework="pt")
             entry = handle, json.loads(handle.metadata()["ids"])
         except (OSError, SafetensorError, TypeError, KeyError) as error:
-            raise self._damaged(shard["file"], str(error)) from error
+            raise self.damaged(shard["file"], str(error)) from error
         self._handles[number] = entry
         if len(self._handles) > self._open_shards:
             self._handles.popitem(last=False)
         return entry
 
-    def _damaged(self, file: str, reason: str) -> EagleError:
+    def damaged(self, file: str, reason: str) -> EagleError:
+        """The error to raise for a file of the store."""
+        kind = "shard" if file.startswith("shard-") else "file"
         return EagleError(
-            f"shard {file} of the feature store {self.directory} is damaged: {reason}; delete it and run "
+            f"{kind} {file} of the feature store {self.directory} is damaged: {reason}; delete it and run "
             "`eagle features RECIPE` again, which writes only what is missing"
         )
 

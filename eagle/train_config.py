@@ -66,14 +66,15 @@ class TrainConfig:
     eval_every: int = 500
     """Optimiser steps between validations."""
     eval_documents: int = 64
-    """Validation documents used each time."""
+    """Validation documents used each time, spread over the split."""
     chain_depth: int = 5
     """Length of the draft chain whose acceptance per depth the validation estimates."""
     decode_every: int | None = None
     """Optimiser steps between decodings of held-out prompts with the target and `decode`'s trees, which measure tau itself
     (the target is in memory for that); 0: never; null: every eval_every steps where decode_prompts are given, else never."""
     decode_prompts: tuple[str, ...] = ()
-    """What is decoded: conversation files (the first user turn of each row); none: the validation documents' prompts."""
+    """What is decoded: conversation files (the first user turn of each row); none: prompts of
+    validation documents, spread over the split."""
     decode_count: int = 16
     """Prompts decoded each time, shared out among the processes."""
     decode_tokens: int = 64
@@ -86,8 +87,8 @@ class TrainConfig:
     """What head.init_from is put to before training, on a few documents. refuse: it must guess the target's choices better
     than the likeliest constant token does; report: say so and go on; off: no check."""
     verify_store: Literal["once", "always", "never"] = "once"
-    """Compare the shards with their recorded SHA-256 before training: once per shard (until it changes), at every start, or
-    never."""
+    """Compare the store's files with their recorded SHA-256 before training: once per file (until it changes), at every start,
+    or never."""
     save_every: int = 500
     """Optimiser steps between checkpoints."""
     keep_checkpoints: int = 2

@@ -53,25 +53,11 @@ class Batch:
     numbers: tuple[tuple[int, ...], ...] = ()
     """Each row's documents, by their numbers in the source; (): unknown."""
 
-    @property
-    def packed(self) -> bool:
-        """Whether a row holds more than one document."""
-        return bool((self.document_BT > 0).any())
-
     def mask(self, step: int = 0) -> torch.Tensor:
         """bool [B, T]: index i counts at unroll step `step`: token i+2+step is of i's document, and the assistant's."""
         ahead = 2 + step
         same_BT = self.document_BT == _shifted(self.document_BT, ahead, fill=-1)
         return same_BT & _shifted(self.supervised_BT, ahead, fill=0)
-
-    def next_ids(self, step: int = 0) -> torch.Tensor:
-        """int64 [B, T]: t_{i+1+step}, the token whose embedding index i takes at unroll step `step` (0 past the row's end)."""
-        return _shifted(self.ids_BT, 1 + step, fill=0)
-
-    def targets(self, mask_BT: torch.Tensor, step: int = 0) -> torch.Tensor:
-        """float32 [S, H]: f_{i+1+step} at the S true positions of mask_BT (of this step), row by row."""
-        rows_S, index_S = mask_BT.nonzero(as_tuple=True)
-        return self.features_BTH[rows_S, index_S + 1 + step]
 
     def to(self, device: torch.device) -> "Batch":
         names = [

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle.checkpoint import load_head
 from eagle.errors import EagleError
-from eagle.files import write_json
+from eagle.files import clear_leftovers, write_json
 from eagle.heads import DraftHead
 from eagle.train.full_state import bare, full_optimizer_state, full_weights, restore_optimizer_state
 
@@ -51,19 +51,21 @@ class Progress:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes what a kill left half written."""
+    """Removes what a kill left half written in a train folder."""
     for path in directory.glob(f".{PREFIX}*.tmp"):
         shutil.rmtree(path)
+    clear_leftovers(directory, "*")
 
 
 def newest(directory: Path) -> Path | None:
     """The last complete checkpoint of a train folder."""
-    found = [path for path in directory.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
-    return max(found, key=_step_of, default=None)
+    return next(reversed(_complete(directory)), None)
 
 
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix(PREFIX))
+def _complete(directory: Path) -> list[Path]:
+    """Its checkpoints, oldest first; other names that start alike (a copy that a user made) are none of ours."""
+    found = [path for path in directory.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -103,7 +105,7 @@ def save(
             _sync_files(temporary)
             shutil.rmtree(final, ignore_errors=True)
             temporary.rename(final)
-            for old in sorted((path for path in directory.glob(f"{PREFIX}*")), key=_step_of)[:-keep]:
+            for old in _complete(directory)[:-keep]:
                 shutil.rmtree(old)
     accelerator.wait_for_everyone()
     return final
@@ -149,11 +151,6 @@ def _damage_is_an_error(checkpoint: Path) -> Iterator[None]:
         raise EagleError(
             f"checkpoint {checkpoint} cannot be loaded ({reason}); delete that folder to resume from the one before it"
         ) from error
-
-
-def unwrapped(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:
-    """The head inside what accelerate made of it."""
-    return bare(accelerator, model)
 
 
 def _sync_files(directory: Path) -> None:

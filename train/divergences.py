@@ -38,21 +38,26 @@ Divergence = Callable[[Teacher, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 """(p, log q [C, D]) -> (losses [C], d losses / d z [C, D]); log q is log_softmax(z)."""
 
 
+def _dot(left_CD: torch.Tensor, right_CD: torch.Tensor) -> torch.Tensor:
+    """[C]: each row's products, summed in the operands' dtype (einsum would take autocast's)."""
+    return (left_CD * right_CD).sum(dim=-1)
+
+
 def soft_ce(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """-sum p log q: EAGLE's."""
-    return -torch.einsum("cd,cd->c", teacher.p, log_q_CD), log_q_CD.exp().sub_(teacher.p)
+    return -_dot(teacher.p, log_q_CD), log_q_CD.exp().sub_(teacher.p)
 
 
 def kl(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """sum p (log p - log q): soft_ce less p's entropy, so 0 for a perfect head; the same gradient."""
-    losses_C = torch.einsum("cd,cd->c", teacher.p, teacher.log_p - log_q_CD)
+    losses_C = _dot(teacher.p, teacher.log_p - log_q_CD)
     return losses_C, log_q_CD.exp().sub_(teacher.p)
 
 
 def reverse_kl(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """sum q (log q - log p): punishes what the target would not say."""
     q_CD, slope_CD = log_q_CD.exp(), log_q_CD - teacher.log_p
-    losses_C = torch.einsum("cd,cd->c", q_CD, slope_CD)
+    losses_C = _dot(q_CD, slope_CD)
     return losses_C, slope_CD.sub_(losses_C[:, None]).mul_(q_CD)
 
 
@@ -60,8 +65,8 @@ def js(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """KL(p||m) / 2 + KL(q||m) / 2 with m = (p + q) / 2: symmetric, at most log 2."""
     log_m_CD = torch.logaddexp(teacher.log_p, log_q_CD).sub_(math.log(2))
     q_CD, slope_CD = log_q_CD.exp(), log_q_CD - log_m_CD
-    forward_C = torch.einsum("cd,cd->c", teacher.p, teacher.log_p - log_m_CD)
-    reverse_C = torch.einsum("cd,cd->c", q_CD, slope_CD)
+    forward_C = _dot(teacher.p, teacher.log_p - log_m_CD)
+    reverse_C = _dot(q_CD, slope_CD)
     return (forward_C + reverse_C) / 2, slope_CD.sub_(reverse_C[:, None]).mul_(q_CD).mul_(0.5)
 
 
@@ -71,7 +76,7 @@ def tv(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     gap_CD = q_CD - teacher.p
     losses_C = gap_CD.abs().sum(dim=-1) / 2
     sign_CD = gap_CD.sign_()
-    return losses_C, sign_CD.sub_(torch.einsum("cd,cd->c", q_CD, sign_CD)[:, None]).mul_(q_CD).mul_(0.5)
+    return losses_C, sign_CD.sub_(_dot(q_CD, sign_CD)[:, None]).mul_(q_CD).mul_(0.5)
 
 
 DIVERGENCES: Mapping[str, Divergence] = {"soft_ce": soft_ce, "kl": kl, "reverse_kl": reverse_kl, "js": js, "tv": tv}

@@ -1,7 +1,8 @@
 """A head's weights and its optimiser's moments whole, by parameter name, however the strategy has spread them.
 
 That is what checkpoints hold, so a run goes on under another strategy than the one that wrote them: one process, DDP,
-FSDP (version 2), DeepSpeed ZeRO-1 to 3. Every function here is a collective: all processes call it, in the same order.
+FSDP (version 2), DeepSpeed ZeRO-1 to 3. What returns or takes whole tensors is a collective: all processes call it, in the
+same order.
 """
 
 import copy
@@ -37,7 +38,10 @@ def is_spread(accelerator: Accelerator) -> bool:
 
 
 def full_weights(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The head's state dict, whole, on the CPU of every process."""
+    """The head's state dict, whole, on the CPU of every process (a collective).
+
+    A head that is whole on the CPU already shares its memory with it: read it before the next optimiser step.
+    """
     head = bare(accelerator, model)
     if accelerator.distributed_type == DistributedType.DEEPSPEED and is_spread(accelerator):
         import deepspeed
@@ -48,13 +52,14 @@ def full_weights(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, 
 
 
 def whole_head(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:
-    """A head that a process can run on its own, without the others: the one in training where it is whole, else a copy."""
+    """A head that a process can run on its own, without the others: the one in training where it is whole, else a copy in
+    its mode (a collective)."""
     head = bare(accelerator, model)
     return copied_head(accelerator, model).train(head.training) if is_spread(accelerator) else head
 
 
 def copied_head(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:
-    """A copy of the head in training, whole, on the accelerator's device, in eval mode."""
+    """A copy of the head in training, whole, on the accelerator's device, in eval mode (a collective)."""
     head = bare(accelerator, model)
     whole = type(head)(copy.deepcopy(head.config))
     whole.load_state_dict(full_weights(accelerator, model))

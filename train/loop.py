@@ -13,10 +13,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from eagle.checkpoint import load_head, save_head
 from eagle.config import Recipe, as_dict
-from eagle.data.documents import Documents
-from eagle.data.online import open_documents
+from eagle.data.documents import Documents, spread
+from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.store import FeatureStore
-from eagle.files import write_json
+from eagle.files import clear_leftovers, write_json
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, full_state, run, selection, warm_start
@@ -24,6 +24,7 @@ from eagle.train.batches import Layout, MicroBatches, Order, steps
 from eagle.train.draftable import Draftable
 from eagle.train.estimate import require_disk
 from eagle.train.head_call import HeadCall
+from eagle.train.idle import refuse_idle_settings
 from eagle.train.metrics import validate
 from eagle.train.objective import Objective
 from eagle.train.schedule import total_steps
@@ -52,6 +53,11 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     selection.check_settings(recipe)
     run.check_strategy(recipe, accelerator)
     objective = Objective.of(recipe)
+    refuse_idle_settings(recipe, objective)
+    if accelerator.is_main_process:
+        checkpoints.remove_leftovers(recipe.train_dir)
+        clear_leftovers(recipe.head_dir.parent, recipe.head_dir.name)
+    accelerator.wait_for_everyone()
     source = open_documents(recipe, accelerator)
     order = run.training_order(source, recipe, processes=accelerator.num_processes)
     total = total_steps(recipe.train, order.steps_per_epoch)
@@ -159,7 +165,6 @@ def _start(
         run.require_not_past(progress.step, total, str(checkpoint))
         head = checkpoints.load_weights(checkpoint)
     if accelerator.is_main_process:
-        checkpoints.remove_leftovers(recipe.train_dir)
         _say(f"train: {require_disk(recipe.train_dir, head, keep=config.keep_checkpoints)}")
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))
     head.config.target_identity = source.target_identity
@@ -177,7 +182,8 @@ def _start(
         source=source,
         objective=objective,
         tokens=draft_tokens,
-        draftable=Draftable(draft_tokens),
+        # A target in memory computes features whose last bits depend on the batch.
+        draftable=Draftable(draft_tokens, memory="documents" if isinstance(source, FeatureStore) else "nothing"),
         order=order,
         total=total,
         model=model,
@@ -264,7 +270,8 @@ def _place(training: Training) -> dict[str, Any]:
 
 def _validate(training: Training, trackers: Trackers) -> None:
     config = training.recipe.train
-    documents = run.long_enough(training.source, "validation")[: config.eval_documents]
+    numbers = run.long_enough(training.source, "validation")
+    documents = [numbers[place] for place in spread(len(numbers), config.eval_documents)]
     if not documents:
         return
     tally = validate(
@@ -299,15 +306,16 @@ def _chooser(training: Training, say: Callable[[str], None]) -> Selection | None
     recipe, accelerator = training.recipe, training.accelerator
     chooser = None
     if selection.interval(recipe.train):
-        say(f"train: loading the target to decode held-out prompts every {selection.interval(recipe.train)} steps")
-        chooser = Selection(recipe, training.source, accelerator)
-    measure = None if chooser is None else chooser.measure
-    reason = selection.resume(recipe.train_dir, training.progress, measure=measure)
-    if reason is not None:
-        say(f"train: {reason}; the best head is chosen anew from here on")
+        say(f"train: the target decodes held-out prompts every {selection.interval(recipe.train)} steps")
+        target = training.source.target if isinstance(training.source, TargetDocuments) else None
+        chooser = Selection(recipe, training.source, accelerator, target)
     if accelerator.is_main_process:
         selection.remove_others(recipe.train_dir, training.progress)
     accelerator.wait_for_everyone()
+    measure = None if chooser is None else chooser.measure
+    reason = selection.resume(recipe.train_dir, training.progress, measure=measure)
+    if reason is not None:
+        say(f"train: {reason}")
     return chooser
 
 
@@ -318,7 +326,7 @@ def _decode(training: Training, trackers: Trackers, chooser: Selection) -> None:
     if selection.judge(progress, decoded, measure=chooser.measure):
         weights = full_state.full_weights(accelerator, training.model)
         if accelerator.is_main_process:
-            head = checkpoints.unwrapped(accelerator, training.model)
+            head = full_state.bare(accelerator, training.model)
             selection.save_best(recipe.train_dir, head, progress, weights=weights)
     trackers.log(
         {
@@ -378,7 +386,7 @@ def _save_final(training: Training, *, stopped_early: bool) -> None:
             "identity": progress.identity,
             "versions": run.versions(),
         }
-        head: DraftHead = checkpoints.unwrapped(accelerator, training.model)
+        head: DraftHead = full_state.bare(accelerator, training.model)
         if _keeps_best(training):
             weights = load_head(selection.best_folder(recipe.train_dir, progress.best["step"])).state_dict()
         with checkpoints.disk_full_is_an_error(

@@ -315,11 +315,10 @@ def _cuda_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     flash = torch.ops.aten._scaled_dot_product_flash_attention_backward
     tokens, seed = query.shape[2], torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout: not read
-    wide_key, wide_value = _shared(key, query), _shared(value, query)
-    gradients = flash(
-        *(grad, query, wide_key, wide_value, out, lse, None, None, tokens, tokens, 0.0, True, seed, seed[:0]),
-        scale=scale,
-    )
+    # The kernel reads logsumexp as if it were contiguous: a span of a packed row is not.
+    tensors = (grad, query, _shared(key, query), _shared(value, query), out, lse)
+    whole = (tensor.contiguous() for tensor in tensors)
+    gradients = flash(*whole, None, None, tokens, tokens, 0.0, True, seed, seed[:0], scale=scale)
     heads = (key.shape[1], -1)
     return gradients[0], gradients[1].unflatten(1, heads).sum(dim=2), gradients[2].unflatten(1, heads).sum(dim=2)
 

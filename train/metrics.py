@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from eagle.data.chunks import chunk_rows
 from eagle.data.documents import Document, Documents
 from eagle.heads import DraftHead
-from eagle.train.chunks import chunk_rows
 from eagle.train.divergences import Teacher
 from eagle.train.loss import smooth_l1
 from eagle.train.objective import Objective
@@ -102,7 +102,8 @@ def tally_document(
             log_q_CD = head.logits(predictions_CH, tokens).float().log_softmax(dim=-1)
             if depth == 0:
                 tally.losses[0] += smooth_l1(predictions_CH, features_TH[m_C - 1])
-                tally.losses[1] += (objective.classify(teacher, log_q_CD)[0] * learns_C).sum()
+                with torch.autocast(device.type, enabled=False):  # in float32, as in training
+                    tally.losses[1] += (objective.classify(teacher, log_q_CD)[0] * learns_C).sum()
             tally.counted_K[depth] += len(row_C)
             tally.acceptance_K[depth] += torch.minimum(log_q_CD.exp(), full_CD[reached]).sum()
             agreed[depth, row_C] = tokens.to_target(log_q_CD.argmax(dim=-1)) == greedy_C[reached]

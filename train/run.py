@@ -45,6 +45,8 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
     for name in ("warmup_steps", "weight_decay", "workers", "seed"):
         if not 0 <= getattr(config, name) < math.inf:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
+    if not all(0 <= beta < 1 for beta in config.betas):
+        raise EagleError(f"train.betas is {list(config.betas)}, expected two numbers from 0 to below 1")
     if config.max_tokens_per_row < 1:
         raise EagleError(f"train.max_tokens_per_row is {config.max_tokens_per_row}, expected a number above 0")
     if config.features == "online" and config.workers > 0:
@@ -196,10 +198,17 @@ def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) 
 
 
 def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
-    """Raises EagleError naming each key that differs from the run that wrote `where`."""
-    differing = [key for key in (*now, *(key for key in saved if key not in now)) if saved.get(key) != now.get(key)]
+    """Raises EagleError naming each key that differs from the run that wrote `where`.
+
+    A key that this version has and the saved record lacks was at its default then; one that is FREE now may differ.
+    """
+    sections = {"head": as_dict(HeadConfig()), "train": as_dict(TrainConfig())}
+    defaults = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+    before = {**{key: defaults[key] for key in now if key in defaults}, **saved}
+    keys = [key for key in (*now, *(key for key in before if key not in now)) if key.removeprefix("train.") not in FREE]
+    differing = [key for key in keys if before.get(key) != now.get(key)]
     if differing:
-        lines = "; ".join(f"{key} was {saved.get(key)!r}, is {now.get(key)!r}" for key in differing)
+        lines = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise EagleError(
             f"{where} is of a run with another recipe: {lines}; set it back to resume, choose another output_dir, "
             "or delete the train/ and head/ folders to start over"
@@ -248,4 +257,9 @@ def configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
     settings["gradient_accumulation_steps"] = config.gradient_accumulation
     settings["train_batch_size"] = config.batch_size * config.gradient_accumulation * accelerator.num_processes
     settings["gradient_clipping"] = config.clip_threshold if config.clip == "norm" else 0.0
-    settings["torch_autocast"] = {"enabled": config.precision == "bf16", "dtype": "bfloat16"}
+    settings["torch_autocast"] = {
+        "enabled": config.precision == "bf16",
+        "dtype": "bfloat16",
+        # No module: else DeepSpeed reduces the gradients of linear layers (all of a head's) in bfloat16.
+        "lower_precision_safe_modules": [],
+    }

@@ -22,7 +22,7 @@ from eagle.chat import prompt_ids
 from eagle.checkpoint import save_head
 from eagle.config import Recipe, TrainConfig, as_dict
 from eagle.data.conversations import read_conversations
-from eagle.data.documents import Documents
+from eagle.data.documents import Documents, spread
 from eagle.data.sources import Rejected
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import NEEDS_HEAD
@@ -105,7 +105,10 @@ class Selection:
         _require_same_target(documents, target)
         prompts = _prompts(recipe, documents, target.tokenizer)
         room = (target.max_positions or 1 << 30) - recipe.train.decode_tokens
-        fitting = [prompt for prompt in prompts if 0 < len(prompt) <= room][: recipe.train.decode_count]
+        fitting = [prompt for prompt in prompts if 0 < len(prompt) <= room]
+        if not recipe.train.decode_prompts:
+            fitting = [fitting[place] for place in spread(len(fitting), recipe.train.decode_count)]
+        fitting = fitting[: recipe.train.decode_count]
         if not fitting:
             raise EagleError(
                 f"none of the {len(prompts)} held-out prompts leaves room for train.decode_tokens ({recipe.train.decode_tokens}) "
@@ -213,19 +216,25 @@ def save_best(directory: Path, head: DraftHead, progress: Progress, *, weights: 
 def remove_others(directory: Path, progress: Progress) -> None:
     """Removes the heads that are not the best any more, once a checkpoint says so. Main process only."""
     for folder in directory.glob(f"{PREFIX}*"):
-        if folder.name != best_folder(directory, progress.best.get("step", -1)).name:
+        ours = folder.name.removeprefix(PREFIX).isdecimal()
+        if ours and folder.name != best_folder(directory, progress.best.get("step", -1)).name:
             shutil.rmtree(folder)
 
 
 def resume(directory: Path, progress: Progress, *, measure: str | None) -> str | None:
-    """Drops a best head that is gone or was measured otherwise (measure None: no decoding now); returns what to tell."""
-    if not progress.best or measure is None:
+    """Drops a best head that cannot be compared with what comes (measure None: nothing is decoded now); returns why."""
+    if not progress.best:
         return None
-    reason = None
-    if not best_folder(directory, progress.best["step"]).is_dir():
-        reason = f"the best head so far, of step {progress.best['step']}, is gone"
+    step, reason = progress.best["step"], None
+    if measure is None:
+        reason = f"nothing is decoded any more: the last head counts, not the best so far, of step {step}"
+    elif not best_folder(directory, step).is_dir():
+        reason = f"the best head so far, of step {step}, is gone; the best head is chosen anew from here on"
     elif progress.best["measure"] != measure:
-        reason = "prompts, answers' length or trees changed, so earlier decodings cannot be compared"
+        reason = (
+            "prompts, answers' length or trees changed, so earlier decodings cannot be compared; the best head is chosen "
+            "anew from here on"
+        )
     if reason is not None:
         progress.best, progress.without_gain = {}, 0
     return reason

@@ -186,6 +186,18 @@ def test_a_damaged_shard_of_a_finished_store_is_made_again(recipe: Recipe) -> No
     assert store_bytes(recipe.store_dir) == before
 
 
+def test_token_layers_of_a_finished_store_are_made_again(recipe: Recipe) -> None:
+    extract(recipe)
+    before = store_bytes(recipe.store_dir)
+    (recipe.store_dir / "token_layers.safetensors").unlink()
+    with pytest.raises(
+        EagleError, match=r"file token_layers\.safetensors .* is missing; delete it and run `eagle features"
+    ):
+        FeatureStore.open(recipe.store_dir).verify()
+    extract(recipe)
+    assert store_bytes(recipe.store_dir) == before
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

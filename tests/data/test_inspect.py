@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig
-from eagle.data.inspect import CONTEXT, SUPERVISED, inspect, mask_preview
+from eagle.cli import main
+from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig, as_dict
+from eagle.data.inspect import CONTEXT, SUPERVISED, inspect, mask_preview, measured_rate
 from eagle.data.prepare import prepare
 from eagle.errors import EagleError
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -76,7 +77,18 @@ def test_time_is_not_made_up_without_a_rate(recipe: Recipe) -> None:
     prepare(recipe)
     figures, printed = inspected(recipe)
     assert figures["extraction_seconds"] is None
-    assert "no rate measured" in printed
+    assert "not measured: add --measure" in printed
+
+
+def test_time_is_estimated_from_a_measurement_when_asked(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(recipe)
+    assert measured_rate(recipe) > 0
+    path = Path(recipe.output_dir) / "recipe.yaml"
+    path.write_text(json.dumps(as_dict(recipe)))
+    assert main(["data", "inspect", "--measure", str(path), "--data.seed", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "not measured" not in printed
+    assert "(h:mm:ss)" in printed
 
 
 def test_prompts_shared_by_train_and_validation_are_counted(recipe: Recipe) -> None:

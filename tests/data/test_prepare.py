@@ -146,6 +146,23 @@ def test_split_follows_the_fraction_and_the_seed() -> None:
     assert chosen(0, 0.1) != chosen(1, 0.1)
 
 
+def test_all_answers_to_a_prompt_are_on_one_side(recipe: Recipe) -> None:
+    """`eagle data regenerate` names them ID, ID~1, ID~2."""
+    for answer in range(1, 4):
+        add_lines(
+            recipe,
+            *[json.dumps({"id": f"row-{i}~{answer}", "prompt": "q", "response": f"a{answer}"}) for i in range(60)],
+        )
+    prepare(recipe)
+    data, _ = load_prepared(recipe.data_dir)
+    sides: dict[str, set[str]] = {}
+    for name, split in zip(data["id"], data["split"], strict=True):
+        sides.setdefault(name.split("~")[0], set()).add(split)
+    assert len(data) == 4 * len(sides) == 240
+    assert {len(side) for side in sides.values()} == {1}
+    assert {split for side in sides.values() for split in side} == {"train", "validation"}
+
+
 def test_turns_of_a_rewritten_conversation_stay_on_one_side(recipe: Recipe, tmp_path: Path) -> None:
     template = tmp_path / "last_only.jinja"
     template.write_text(

@@ -51,19 +51,18 @@ def test_index_i_has_feature_i_token_i_plus_1_target_i_plus_1_and_mask_of_token_
     batch = _collate([4, 2])
     assert batch.states_BTX.shape == (2, 7, 2)
     assert batch.token_count == 5 + 3
-    assert not batch.packed
     for k in range(4):
-        mask_BT, next_ids_BT = batch.mask(k), batch.next_ids(k)
-        counted = []
+        mask_BT, counted = batch.mask(k), []
         for row, (number, tokens) in enumerate([(4, 7), (2, 5)]):
             for i in range(tokens - 2 - k):
                 assert batch.states_BTX[row, i].tolist() == [number, i]
-                assert next_ids_BT[row, i] == 100 * number + i + 1 + k
+                assert batch.ids_BT[row, i + 1 + k] == 100 * number + i + 1 + k
                 assert mask_BT[row, i] == ((i + 2 + k) % 2 == 1)
                 if (i + 2 + k) % 2 == 1:
                     counted.append([number, i + 1 + k])
             assert not mask_BT[row, max(0, tokens - 2 - k) :].any()
-        assert batch.targets(mask_BT, k).tolist() == counted
+        rows_S, index_S = mask_BT.nonzero(as_tuple=True)
+        assert batch.features_BTH[rows_S, index_S + 1 + k].tolist() == counted
         assert k > 0 or batch.supervised_count == len(counted)
 
 
@@ -73,7 +72,6 @@ def test_packed_documents_keep_their_own_alignment_and_positions() -> None:
     packed = _collate(numbers, packing="documents", max_tokens_per_row=10)
     assert packed.document_BT.tolist() == [[0] * 7 + [1] * 3, [0] * 5 + [1] * 4 + [-1]]
     assert packed.positions_BT.tolist() == [[*range(7), *range(3)], [*range(5), *range(4), 0]]
-    assert packed.packed
     alone = [_collate([number]) for number in numbers]
     assert packed.token_count == sum(batch.token_count for batch in alone)
     assert packed.supervised_count == sum(batch.supervised_count for batch in alone)
@@ -82,10 +80,10 @@ def test_packed_documents_keep_their_own_alignment_and_positions() -> None:
         row, start = places[number]
         span = slice(start, start + number + 3)
         assert torch.equal(packed.states_BTX[row, span], own.states_BTX[0])
+        assert torch.equal(packed.ids_BT[row, span], own.ids_BT[0])
         for k in range(4):
             mask_T = packed.mask(k)[row, span]
             assert torch.equal(mask_T, own.mask(k)[0]), "no target of the next document"
-            assert torch.equal(packed.next_ids(k)[row, span][mask_T], own.next_ids(k)[0][mask_T])
 
 
 def test_rows_are_filled_first_fit_and_a_long_document_has_its_own() -> None:
@@ -101,7 +99,6 @@ def test_an_empty_share_has_nothing_supervised_but_something_to_run() -> None:
         assert batch.token_count == batch.supervised_count == 0
         for k in range(3):
             assert not batch.mask(k).any()
-            assert batch.targets(batch.mask(k), k).shape == (0, 2)
 
 
 def test_an_epoch_takes_every_document_once_and_the_next_in_another_order() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def _result(method: str, tokens: int, **values: float) -> dict[str, Any]:
     return {**result, "loss": 2.0, "grad_norm": 0.5, **values}
 
 
-def test_ratios_are_to_the_first_method_of_the_same_length_and_refused_where_results_differ() -> None:
+def test_ratios_are_to_the_plain_step_of_the_same_length_and_refused_where_results_differ() -> None:
     lines = bench_step.table(
         [
             _result("plain", 8),
@@ -70,6 +71,27 @@ def test_ratios_are_to_the_first_method_of_the_same_length_and_refused_where_res
     )
     assert lines[2].split()[-2:] == ["0.50x", "3.00x"]
     assert lines[4].split()[-2:] == ["differs", "-"]
+
+
+def test_there_is_no_ratio_without_the_plain_step_but_the_rest_is_compared() -> None:
+    lines = bench_step.table(
+        [_result("ours", 8), _result("checkpointed", 8), _result("ours", 16), _result("checkpointed", 16, loss=3.0)]
+    )
+    assert [line.split()[-2:] for line in lines[1:]] == [["-", "-"], ["-", "-"], ["-", "-"], ["differs", "-"]]
+    lines = bench_step.table([_result("ours", 8, tokens_per_second=200.0), _result("plain", 8)])
+    assert lines[1].split()[-1] == "2.00x", "whatever the order"
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs a peak that can be reset")
+def test_the_peak_of_what_came_before_does_not_count() -> None:
+    cpu = torch.device("cpu")
+    large = torch.ones(2**25)
+    del large
+    before = bench_step._memory_now(cpu)
+    assert bench_step._memory_peak(cpu) - before < 2**25
+    large = torch.ones(2**25)
+    del large
+    assert bench_step._memory_peak(cpu) - before > 2**26
 
 
 def test_a_case_without_result_is_reported_and_fails(

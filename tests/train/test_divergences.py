@@ -69,3 +69,14 @@ def test_top_k_is_the_cross_entropy_of_the_likeliest_tokens(count: int) -> None:
 def test_a_part_of_a_teacher_is_that_teacher_at_those_positions() -> None:
     chosen = torch.tensor([True, False, True, True, False, False])
     torch.testing.assert_close(Teacher(_logits(0)).at(chosen).p, _logits(0)[chosen].softmax(-1))
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_autocast_does_not_lower_the_precision(name: str) -> None:
+    teacher, log_q = Teacher(_logits(0).float()), _logits(1).float().log_softmax(-1)
+    expected = DIVERGENCES[name](teacher, log_q)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = DIVERGENCES[name](teacher, log_q)
+    for mine, reference in zip(found, expected, strict=True):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, reference)

@@ -15,7 +15,6 @@ from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, as_dict
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
-from eagle.train import run
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_loop import metrics_of
@@ -56,15 +55,6 @@ def test_an_interrupted_run_resumes_with_the_same_vocabulary_and_ends_the_same(r
         assert torch.equal(value, resumed[key]), key
     with pytest.raises(EagleError, match=r"head\.draft_vocab_size was 40, is 30"):
         train(dataclasses.replace(other, head=HeadConfig(draft_vocab_size=30)))
-
-
-def test_a_head_to_start_from_keeps_its_vocabulary_and_must_have_the_size_asked_for(recipe: Recipe) -> None:
-    folder = train(recipe)
-    warm = dataclasses.replace(recipe, head=HeadConfig(draft_vocab_size=40, init_from=str(folder)))
-    started = run.build_head(warm, hidden_size=32)
-    assert torch.equal(started.d2t, load_head(folder).d2t)
-    with pytest.raises(EagleError, match=r"draft_vocab_size is None, but the head .* drafts 40 tokens; .* to 40"):
-        run.build_head(dataclasses.replace(recipe, head=HeadConfig(init_from=str(folder))), hidden_size=32)
 
 
 @pytest.mark.parametrize("size", [384, None])

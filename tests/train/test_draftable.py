@@ -4,13 +4,15 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn import functional
 
+from eagle.token_layers import TokenLayers
 from eagle.train import draftable as module
 from eagle.train.batches import Batch
 from eagle.train.draftable import Draftable
 from eagle.train.loss import Losses, draft_losses
 from eagle.train.objective import Objective
-from tests.train.batch_cases import IDS, random_batch, small_head, small_tokens
+from tests.train.batch_cases import IDS, VOCAB, random_batch, small_head, small_tokens
 
 ROWS = [[4, 7, 1], [12]]
 
@@ -34,7 +36,9 @@ def test_bits_say_whether_the_targets_choice_is_a_draft_token_and_are_computed_o
     for _ in range(2):
         assert _bits(draftable, batch).tolist() == expected
         assert draftable.computed == len(expected)
-    assert sum(len(known_T) for known_T in draftable.known.values()) == 24  # a byte a token
+    assert (
+        sum(len(known_T) for known_T in draftable.known.values()) == 23
+    )  # a byte a token; that of one token has nothing to predict
     assert {known_T.dtype for known_T in draftable.known.values()} == {torch.int8}
 
 
@@ -76,8 +80,8 @@ def test_beyond_the_memory_limit_documents_are_computed_anew(monkeypatch: pytest
     batch, draftable = random_batch(ROWS), Draftable(small_tokens(reduced=True))
     for _ in range(2):
         assert _bits(draftable, batch).tolist() == _expected(batch)
-    assert sum(len(known_T) for known_T in draftable.known.values()) == 12
-    assert set(draftable.known) == {0, 1, 2}
+    assert sum(len(known_T) for known_T in draftable.known.values()) == 11
+    assert set(draftable.known) == {0, 1}
 
 
 def test_documents_without_numbers_are_not_remembered() -> None:
@@ -91,3 +95,34 @@ def test_a_full_vocabulary_needs_no_bits() -> None:
     batch, draftable = random_batch(ROWS), Draftable(small_tokens())
     assert _bits(draftable, batch).all()
     assert draftable.computed == 0
+
+
+def test_a_documents_bits_do_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product's last bits depend on its rows: here its likeliest token does, to the full."""
+
+    def by_rows(layers: TokenLayers, features: torch.Tensor) -> torch.Tensor:
+        chosen = IDS[0] if len(features) % 2 else 0  # a draft token or none
+        return functional.one_hot(torch.full((len(features),), chosen), VOCAB).float()
+
+    monkeypatch.setattr(TokenLayers, "logits", by_rows)
+    batch = random_batch([[9, 14, 11], [12]])
+    together = Draftable(small_tokens(reduced=True))
+    _bits(together, batch)
+    found = []
+    for number, (row, start, end) in enumerate([(0, 0, 9), (0, 9, 23), (0, 23, 34), (1, 0, 12)]):
+        alone = random_batch([[end - start]])
+        for name in ("features_BTH", "supervised_BT"):
+            getattr(alone, name)[0] = getattr(batch, name)[row, start:end]
+        draftable = Draftable(small_tokens(reduced=True))
+        _bits(draftable, dataclasses.replace(alone, numbers=((number,),)))
+        assert torch.equal(draftable.known[number], together.known[number])
+        found.append(draftable.known[number].max().item())
+    assert set(found) == {0, 1}, "the case must tell something"
+
+
+def test_bits_of_features_that_depend_on_the_batch_are_not_remembered() -> None:
+    batch, draftable = random_batch(ROWS), Draftable(small_tokens(reduced=True), memory="nothing")
+    for _ in range(2):
+        assert _bits(draftable, batch).tolist() == _expected(batch)
+    assert draftable.computed == 2 * len(_expected(batch))
+    assert not draftable.known

@@ -11,7 +11,7 @@ import torch
 
 from eagle.checkpoint import load_head
 from eagle.config import as_dict
-from eagle.data.store import FeatureStore
+from eagle.data import store
 from eagle.train import checkpoints
 from eagle.train.__main__ import main
 from eagle.train.loop import train
@@ -26,7 +26,7 @@ def _run(recipe: Any, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["--config", str(path)]) == 2
     text = capsys.readouterr().err
     assert "Traceback" not in text
-    (message,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    (message,) = [line for line in text.splitlines() if line.startswith("eagle: error: ")]
     return message
 
 
@@ -50,7 +50,7 @@ def test_a_shard_with_a_flipped_bit(tmp_path: Path, capsys: pytest.CaptureFixtur
     blob[len(blob) // 2] ^= 1  # somewhere in the features
     shard.write_bytes(blob)
     message = _run(recipe, capsys)
-    assert message.startswith("error: shard shard-00001.safetensors of the feature store")
+    assert message.startswith("eagle: error: shard shard-00001.safetensors of the feature store")
     assert "its SHA-256 is" in message
     assert "run `eagle features RECIPE` again, which writes only what is missing" in message
     assert not recipe.train_dir.exists()
@@ -58,23 +58,63 @@ def test_a_shard_with_a_flipped_bit(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_shards_are_read_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle.train import store_check
-
-    read: list[str] = []
-    real = store_check.sha256_file
-    monkeypatch.setattr(store_check, "sha256_file", lambda path: read.append(path.name) or real(path))
     write_tiny_store(tmp_path)
+    read: list[str] = []
+    real = store.sha256_file
+    monkeypatch.setattr(store, "sha256_file", lambda path: read.append(path.name) or real(path))
     recipe = tiny_recipe(tmp_path, epochs=1)
     train(recipe)
-    assert len(read) == len(FeatureStore.open(recipe.store_dir).manifest["shards"])
+    assert read == [*(f"shard-0000{number}.safetensors" for number in range(3)), "token_layers.safetensors"]
     train(with_train(recipe, epochs=2))
-    assert len(read) == 3
+    assert len(read) == 4
     shard = recipe.store_dir / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes())
     train(with_train(recipe, epochs=3))
-    assert read[3:] == ["shard-00001.safetensors"]
+    assert read[4:] == ["shard-00001.safetensors"]
     train(with_train(recipe, epochs=4, verify_store="always"))
-    assert len(read) == 7
+    assert len(read) == 9
+
+
+def test_token_layers_with_a_flipped_bit_or_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=1)
+    path = recipe.store_dir / "token_layers.safetensors"
+    blob = bytearray(path.read_bytes())
+    blob[-5] ^= 1
+    path.write_bytes(blob)
+    message = _run(recipe, capsys)
+    assert message.startswith("eagle: error: file token_layers.safetensors of the feature store")
+    assert "its SHA-256 is" in message
+    path.unlink()
+    message = _run(recipe, capsys)
+    assert "token_layers.safetensors" in message
+    assert "it is missing; delete it and run `eagle features RECIPE` again" in message
+
+
+def test_a_store_of_an_earlier_version_records_no_hash_of_its_token_layers(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=1)
+    manifest = recipe.store_dir / "manifest.json"
+    values = json.loads(manifest.read_text())
+    del values["token_layers"]
+    manifest.write_text(json.dumps(values))
+    assert load_head(train(recipe))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(PermissionError(13, "Permission denied", "x"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_the_program_ends_as_the_eagle_command_does(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(recipe: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("eagle.train.__main__.train", fail)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(as_dict(tiny_recipe(tmp_path))))
+    assert main(["--config", str(path)]) == code
+    assert "eagle: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["optimizer", "head", "metrics"])

@@ -98,7 +98,11 @@ def test_all_processes_stop_when_one_meets_what_is_not_finite(tmp_path: Path) ->
     write_tiny_store(tmp_path, spoil=spoil)
     finished = _launch(2, _recipe_file(tiny_recipe(tmp_path, batch_size=1), tmp_path))
     assert finished.returncode != 0
-    assert len(re.findall("features of doc-3 in .* are not finite", finished.stderr)) == 1
+    found = re.findall(
+        "eagle: error: (process 1: )?training stopped .* features of doc-3 in .* are not finite", finished.stderr
+    )
+    assert len(found) >= 1
+    assert len(found) == len(set(found)), "once a process (the launcher may end one before it speaks)"
 
 
 @pytest.mark.parametrize("strategy", [DistributedType.DEEPSPEED, DistributedType.FSDP])

@@ -12,7 +12,7 @@ from eagle.checkpoint import load_head
 from eagle.config import TrainConfig
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
-from eagle.train import run
+from eagle.train import checkpoints, loop, run
 from eagle.train.loop import train
 from eagle.train.schedule import learning_rate, total_steps
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
@@ -133,7 +133,14 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
     with pytest.raises(EagleError, match=r"no training document of 3 tokens"):
         train(tiny_recipe(tmp_path / "short"))
     write_tiny_store(tmp_path / "good")
-    for key, value in {"batch_size": 0, "lr": -1.0, "max_steps": 0, "noise": -0.1, "lr ": float("nan")}.items():
+    for key, value in {
+        "batch_size": 0,
+        "lr": -1.0,
+        "max_steps": 0,
+        "noise": -0.1,
+        "lr ": float("nan"),
+        "betas": (0.9, 1.0),
+    }.items():
         with pytest.raises(EagleError, match=rf"train.{key.strip()} is"):
             train(tiny_recipe(tmp_path / "good", **{key.strip(): value}))
     with pytest.raises(EagleError, match=r"features of size 48, .* has hidden size 32"):
@@ -178,3 +185,45 @@ def test_trackers_write_below_the_train_folder(tracker: str, tmp_path: Path, mon
     pattern = {"tensorboard": "**/events.out.tfevents*", "wandb": "wandb/offline-run-*/run-*.wandb"}[tracker]
     assert list(recipe.train_dir.glob(pattern))
     assert {path.name for path in tmp_path.iterdir()} == {"run", "target"}, "nothing beside the output folder"
+
+
+def test_what_a_kill_left_half_written_is_cleared_at_the_start(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=1)
+    train(recipe)
+    recipe.head_dir.rename(recipe.head_dir.with_name(".head.7.old"))  # killed between the two renames
+    (recipe.head_dir.with_name(".head.7.tmp")).mkdir()
+    for name in (".best-00000004.7.tmp", ".checkpoint-00000009.tmp"):
+        (recipe.train_dir / name).mkdir()
+    (recipe.train_dir / ".recipe.json.7.tmp").write_text("{")
+    before = (recipe.train_dir / "metrics.jsonl").stat().st_mtime_ns
+    train(recipe)
+    assert not [*recipe.train_dir.glob(".*"), *(tmp_path / "run").glob(".*")]
+    assert load_head(recipe.head_dir)
+    assert (recipe.train_dir / "metrics.jsonl").stat().st_mtime_ns == before, "the head was put back, not trained again"
+
+
+def test_validation_documents_are_spread_over_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[list[int]] = []
+    real = loop.validate
+
+    def validate(head: Any, source: Any, documents: list[int], **options: Any) -> Any:
+        chosen.append(documents)
+        return real(head, source, documents, **options)
+
+    monkeypatch.setattr(loop, "validate", validate)
+    write_tiny_store(tmp_path, documents=12, validation=6)
+    train(tiny_recipe(tmp_path, epochs=1, max_steps=1, eval_documents=3))
+    assert chosen == [[6, 8, 10]]
+
+
+def test_folders_of_other_names_beside_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=1, save_every=1, keep_checkpoints=1)
+    others = [recipe.train_dir / name for name in ("checkpoint-mine", "checkpoint-00000001.copy", "best-mine")]
+    for other in others:
+        other.mkdir(parents=True)
+    train(recipe)
+    assert all(other.is_dir() for other in others)
+    assert checkpoints.newest(recipe.train_dir) == recipe.train_dir / "checkpoint-00000004"
+    assert len(list(recipe.train_dir.glob("checkpoint-*"))) == 3

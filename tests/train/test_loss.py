@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from eagle.data import chunks
 from eagle.heads import DraftHead
-from eagle.train import chunks
 from eagle.train.batches import Batch
 from eagle.train.divergences import DIVERGENCES
 from eagle.train.draftable import Draftable
@@ -172,3 +172,33 @@ def test_no_tensor_of_all_positions_and_tokens_is_held(monkeypatch: pytest.Monke
         _ours(head, batch, predictions, tokens, OBJECTIVE).total.backward()
     assert mode.rows == 20
     assert HIDDEN < VOCAB
+
+
+def test_autocast_is_off_where_distributions_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[bool] = []
+    real = DIVERGENCES["soft_ce"]
+
+    def spy(teacher: Any, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states.append(torch.is_autocast_enabled("cpu"))
+        return real(teacher, log_q_CD)
+
+    monkeypatch.setitem(DIVERGENCES, "soft_ce", spy)
+    batch, tokens, head = random_batch(ROWS), small_tokens(), small_head("eagle1")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _ours(head, batch, _predictions(batch), tokens, OBJECTIVE)
+    assert len(states) == STEPS
+    assert not any(states)
+
+
+def test_gradients_in_bfloat16_are_scaled_by_a_factor_in_float32() -> None:
+    """1.003 in bfloat16 is 1."""
+    batch, tokens, head = random_batch(ROWS), small_tokens(), small_head("eagle1")
+    tokens.full.float()
+    objective = dataclasses.replace(OBJECTIVE, regression_weight=0.0)
+    low = [prediction.detach().bfloat16().requires_grad_() for prediction in _predictions(batch)]
+    total = _ours(head, batch, low, tokens, objective).total
+    plain = torch.autograd.grad(total, low, retain_graph=True)
+    scaled = torch.autograd.grad(1.003 * total, low)
+    for one, other in zip(plain, scaled, strict=True):
+        assert torch.equal(other, (one.float() * torch.tensor(1.003)).bfloat16())
+        assert not torch.equal(other, one)

@@ -1,5 +1,7 @@
 """Merged attention against softmax over an explicit [T, n T] mask: outputs, gradients, dtypes, memory."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -190,6 +192,23 @@ def test_a_fused_operator_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(EagleError, match=r"no fused attention for torch.float32 .* on meta"):
         module.choose_block("fused", torch.zeros(1, 1, 1, 8, device="meta"))
     assert module.choose_block("auto", torch.zeros(1, 1, 1, 8, device="meta")) is module.BLOCKWISE
+
+
+def test_the_cuda_backward_gets_contiguous_tensors_also_of_packed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes logsumexp for contiguous, whatever its strides; a stand-in looks at what it is handed."""
+    handed: list[torch.Tensor] = []
+
+    def flash(*arguments: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        handed.extend(arguments[:6])
+        return arguments[1:4]
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_backward", flash)
+    block = module.Block(module.BLOCKWISE.forward, module.FUSED_CUDA.backward)
+    monkeypatch.setattr(module, "choose_block", lambda backend, query: block)
+    tensors = case(2, 4, 2, 13, 8, 2)
+    ours(tensors, PACKED, "auto").sum().backward()
+    assert [tensor.shape[2] for tensor in handed[5::6]] == [5, 1, 6, 1, 13]
+    assert all(tensor.is_contiguous() for tensor in handed)
 
 
 @pytest.mark.gpu

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from eagle.data import chunks
 from eagle.data.store import Document
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.token_layers import TokenLayers
-from eagle.train import chunks
+from eagle.train.divergences import DIVERGENCES
 from eagle.train.metrics import Tally, tally_document
 from eagle.train.objective import Objective
 from eagle.vocab import DraftTokens, DraftVocabulary
@@ -230,3 +231,20 @@ def test_a_perfect_head_agrees_wherever_its_vocabulary_has_the_targets_token() -
     judged = [int(greedy_T[m - 1]) in ids for m in range(2, 40) if document.loss_mask_T[m]]
     assert 0 < sum(judged) < len(judged)
     assert (tally.agreed_K[0], tally.attempts_K[0]) == (sum(judged), len(judged))
+
+
+def test_the_validations_classification_is_in_float32_under_autocast(
+    head: EagleHead, tokens: TokenLayers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[bool] = []
+    real = DIVERGENCES["soft_ce"]
+
+    def spy(teacher: Any, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states.append(torch.is_autocast_enabled("cpu"))
+        return real(teacher, log_q_CD)
+
+    monkeypatch.setitem(DIVERGENCES, "soft_ce", spy)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _summary(head, _document(), tokens)
+    assert states
+    assert not any(states)

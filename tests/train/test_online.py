@@ -170,3 +170,20 @@ def test_another_target_or_other_data_is_another_run(stored: Recipe, tmp_path: P
     more = dataclasses.replace(more, data=dataclasses.replace(recipe.data, max_samples=12))
     prepare(more)
     assert opened(more).fingerprint() != fingerprint
+
+
+def test_decoding_while_training_online_takes_the_target_that_is_there(
+    stored: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Target] = []
+    real = Target.from_config
+
+    def count(*arguments: Any, **options: Any) -> Target:
+        loaded.append(real(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(Target, "from_config", count)
+    recipe = with_train(online(stored, tmp_path), decode_every=2, decode_tokens=4, max_steps=2)
+    train(recipe)
+    assert [line["step"] for line in metrics_of(recipe) if "decoded_tau" in line] == [2]
+    assert len(loaded) == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig, Recipe
@@ -193,3 +194,29 @@ def test_the_earlier_of_equals_stays_best() -> None:
         outcomes.append(selection.judge(progress, decoded, measure="m"))
     assert outcomes == [True, True, False, False]
     assert (progress.best["step"], progress.without_gain) == (2, 2)
+
+
+def test_without_decoding_the_last_head_counts_not_the_best_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = _recipe(tmp_path, max_steps=4)
+    _scripted(monkeypatch, [1.9, 1.2])
+    train(recipe)
+    capsys.readouterr()
+    train(with_train(recipe, max_steps=8, decode_every=0, decode_tokens=64))
+    assert "nothing is decoded any more: the last head counts" in capsys.readouterr().err
+    record = json.loads((recipe.head_dir / "training.json").read_text())
+    assert (record["step"], record["head_step"], record["decoded"]) == (8, 8, {})
+    last = load_head(recipe.train_dir / "checkpoint-00000008" / "head").state_dict()
+    assert all(torch.equal(weight, last[name]) for name, weight in weights_of(recipe).items())
+    assert not list(recipe.train_dir.glob("best-*")), "no checkpoint names it any more"
+
+
+def test_decoded_documents_are_spread_over_the_validation_split(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path, documents=12, validation=6)
+    tiny_model("llama").save_pretrained(tmp_path / "target")
+    recipe = tiny_recipe(tmp_path, decode_every=1, decode_tokens=6, decode_count=3)
+    store = FeatureStore.open(recipe.store_dir)
+    selection = Selection(recipe, store, Accelerator(cpu=True))
+    prompts = [store.ids_and_mask(number)[0][:4].tolist() for number in (6, 8, 10)]
+    assert [list(prompt) for prompt in selection._own] == prompts

@@ -11,6 +11,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from accelerate.commands.config.config_args import ClusterConfig, load_config_fr
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from safetensors.torch import load_file
 
-from eagle.config import Recipe
-from eagle.train import checkpoints
+from eagle.config import Recipe, TrainConfig
+from eagle.train import checkpoints, run
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_launch import _recipe_file
@@ -163,3 +164,23 @@ def record(training, *arguments):
 loop._record = record
 sys.exit(main(["--config", sys.argv[1]]))
 """
+
+
+@DEEPSPEED
+def test_deepspeed_reduces_gradients_in_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what its own autocast makes of the settings: the dtype in which each parameter's gradient travels."""
+    torch_autocast = pytest.importorskip("deepspeed.runtime.torch_autocast")
+    for name in ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE"):
+        monkeypatch.setattr(torch_autocast, name, getattr(torch_autocast, name))
+    settings: dict[str, Any] = {}
+    plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(deepspeed_config=settings))
+    accelerator: Any = SimpleNamespace(state=plugin, num_processes=2)
+    run.configure_deepspeed(accelerator, TrainConfig(precision="bf16"))
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    engine = SimpleNamespace(module=module, zero_quantized_weights=lambda: False)
+    from deepspeed.runtime.config import get_lower_precision_safe_modules
+
+    assert settings["torch_autocast"]["enabled"]
+    modules = get_lower_precision_safe_modules(settings)
+    torch_autocast.init_autocast_params(engine, torch.bfloat16, modules)
+    assert torch_autocast.get_all_comm_dtypes(module.parameters()) == {torch.float32}

@@ -1,4 +1,4 @@
-"""How many positions' logits are held at a time: what keeps training's memory at O(chunk * V) instead of O(T * V)."""
+"""How many positions' logits are held at a time: what keeps memory at O(chunk * V) instead of O(T * V)."""
 
 import torch
 
