@@ -44,6 +44,7 @@ class ModelDrafter(LevelDrafter):
                 f"a row may grow to {longest} tokens, the draft model {self.draft.name} has {limit} positions; lower "
                 "max_new_tokens, shorten the prompt or take another draft model"
             )
+        self.__dict__.pop("cache", None)  # the last batch's buffers go back before buffers are taken
         self.cache = self.draft.new_cache(rows=len(rows), capacity=capacity + self.shape.columns)
         self._first_B1 = torch.tensor([[row.tokens[0]] for row in rows])
         self.roots_B, self.predicted_BH = torch.empty(0), torch.empty(0)  # until the first observe

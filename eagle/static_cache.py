@@ -62,17 +62,13 @@ class BufferPool:
         self.layers, self.recorder = layers, recorder
         self._free: dict[int, Buffers] = {}
 
-    @property
-    def capacities(self) -> set[int]:
-        """Those of the buffers that are not lent."""
-        return set(self._free)
-
     def take(self, *, rows: int, capacity: int) -> Buffers:
-        free = self._free.get(capacity)
+        """Buffers that have too few rows are dropped: larger ones of their capacity take their place, and their memory."""
+        free = self._free.pop(capacity, None)
         if free is None or free.rows < rows:
             return Buffers(layers=self.layers, rows=rows, capacity=capacity)
         free.clear()
-        return self._free.pop(capacity)
+        return free
 
     def give_back(self, buffers: Buffers) -> None:
         other = self._free.get(buffers.capacity)
@@ -136,8 +132,8 @@ class StaticCache(TreeCache):
         self._return.atexit = False
 
     def _move_to(self, buffers: Buffers) -> None:
-        for layer in self.layers:
-            layer.move_to(buffers, used=self.longest)
+        for layer in self.layers:  # all slots: behind the committed ones may lie a draft's first levels
+            layer.move_to(buffers, used=self.capacity)
         self._return()
         self._borrow(buffers)
         self.capacity = buffers.capacity

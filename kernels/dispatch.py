@@ -12,10 +12,10 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -28,7 +28,7 @@ Path = Literal["reference", "triton"]
 
 _wanted: ContextVar[Backend] = ContextVar("eagle_kernel_backend", default="auto")
 _calls: Counter[tuple[str, Path]] = Counter()
-_reasons: Counter[tuple[str, str]] = Counter()
+_kept: ContextVar[list[torch.Tensor] | None] = ContextVar("eagle_kernel_tensors", default=None)
 
 
 @contextmanager
@@ -66,8 +66,6 @@ def choose(kernel: str, device: torch.device, *, backend: Backend | None = None,
         path = "triton"
     else:
         reason = refusal or ("the tensors are not on a CUDA device" if device.type != "cuda" else missing(device))
-        if reason is not None:
-            _reasons[kernel, reason] += 1
         path = "triton" if reason is None else "reference"
     _calls[kernel, path] += 1
     return path
@@ -89,6 +87,31 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Within the block, the tensors' device is the current one: Triton launches on the current device's stream, whatever the
+    tensors' device is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def keeping() -> Iterator[list[torch.Tensor]]:
+    """Within the block, tensors that launches read and no caller holds are put into the yielded list: who records the
+    launches holds it as long as the recording."""
+    kept: list[torch.Tensor] = []
+    token = _kept.set(kept)
+    try:
+        yield kept
+    finally:
+        _kept.reset(token)
+
+
+def keep(tensor: torch.Tensor) -> None:
+    """Puts the tensor into the enclosing `keeping` block's list, if there is one."""
+    kept = _kept.get()
+    if kept is not None and not any(tensor is one for one in kept):
+        kept.append(tensor)
+
+
 @cache
 def _capability(index: int | None) -> int:
     return torch.cuda.get_device_capability(index)[0]
@@ -98,7 +121,7 @@ def _capability(index: int | None) -> int:
 def record() -> Iterator[Counter[tuple[str, Path]]]:
     """Within the block, fills the yielded counter: (kernel, path) -> calls; complete when the block ends.
 
-    A replayed CUDA graph calls no op: what was counted is its capture.
+    A replayed CUDA graph calls no op; who replays it says what it holds (`replayed`).
     """
     counted: Counter[tuple[str, Path]] = Counter()
     before = snapshot()
@@ -106,6 +129,11 @@ def record() -> Iterator[Counter[tuple[str, Path]]]:
         yield counted
     finally:
         counted.update(since(before))
+
+
+def replayed(calls: Counter[tuple[str, Path]]) -> None:
+    """Counts what a recording of these calls has run again."""
+    _calls.update(calls)
 
 
 def snapshot() -> Counter[tuple[str, Path]]:
@@ -116,8 +144,3 @@ def snapshot() -> Counter[tuple[str, Path]]:
 def since(before: Counter[tuple[str, Path]]) -> Counter[tuple[str, Path]]:
     """(kernel, path) -> calls since `before` was taken."""
     return _calls - before
-
-
-def reasons() -> dict[tuple[str, str], int]:
-    """(kernel, reason) -> how often auto fell back to the reference for that reason in this process."""
-    return dict(_reasons)

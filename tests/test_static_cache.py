@@ -1,5 +1,7 @@
 """StaticCache does what TreeCache does, in buffers that are lent, taken back and lent again."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -72,6 +74,32 @@ def test_buffers_come_back_when_a_cache_is_gone_and_are_blank() -> None:
     assert smaller.layers[1].keys.data_ptr() == where
     assert smaller.layers[1].keys.shape[0] == 1
     assert not bool(smaller.buffers.keys[1].isnan().any())  # type: ignore[union-attr]
+
+
+def test_growing_keeps_what_is_not_committed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft's first levels lie behind the committed tokens when the next one needs more room."""
+    monkeypatch.setattr("eagle.static_cache.SMALLEST", 8)
+    caches = TreeCache(layers=2, rows=2, capacity=8), StaticCache(pool(), rows=2, capacity=8)
+    for cache in caches:
+        write(cache, torch.tensor([[1, 2, 3], [4, 5, 6]]))
+        cache.commit(torch.tensor([[0, 1, 2], [0, 0, 0]]), torch.tensor([3, 1]))
+        write(cache, torch.tensor([[7, 8, 9, 10], [11, 12, 13, 14]]))
+        cache.reserve(20)
+        cache.commit(torch.tensor([[0, 2, 3], [1, 3, 3]]), torch.tensor([3, 2]))
+    assert committed(caches[1]) == committed(caches[0])
+    assert committed(caches[1])[:2] == [[1, 2, 3, 7, 9, 10], [4, 12, 14]]
+
+
+def test_buffers_with_too_few_rows_are_gone_before_larger_ones_are_made() -> None:
+    lender = pool()
+    cache = StaticCache(lender, rows=1, capacity=8)
+    write(cache, torch.ones(1, 3))
+    small = weakref.ref(cache.buffers)
+    del cache
+    assert small() is not None, "it is kept for the next cache"
+    cache = StaticCache(lender, rows=2, capacity=8)
+    assert small() is None
+    assert all(keys is None for keys in cache.buffers.keys), "larger ones are made at the first write"
 
 
 def test_rows_that_leave_do_not_move_the_buffers() -> None:

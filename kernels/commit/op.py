@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle.errors import EagleError
 from eagle.kernels.commit import reference
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 
 NAME = "commit"
 
@@ -40,13 +40,14 @@ def commit(
         if choose(NAME, group[0].device, backend=backend, refusal=_why_not_triton(group[0])) == "triton":
             from eagle.kernels.commit.triton import launch
 
-            launch(
-                group,
-                source_BK=path_BK.contiguous(),
-                target_BK=None,
-                counts_B=counts_B.contiguous(),
-                lengths_B=lengths_B.contiguous(),
-            )
+            with on(group[0].device):
+                launch(
+                    group,
+                    source_BK=path_BK.contiguous(),
+                    target_BK=None,
+                    counts_B=counts_B.contiguous(),
+                    lengths_B=lengths_B.contiguous(),
+                )
         else:
             source_BK, target_BK = reference.slots_of_path(path_BK, counts_B, lengths_B)
             reference.move_slots(group, source_BK=source_BK, target_BK=target_BK)
@@ -73,13 +74,14 @@ def move_slots(
         if choose(NAME, device, backend=backend, refusal=_why_not_triton(group[0])) == "triton":
             from eagle.kernels.commit.triton import launch
 
-            launch(
-                group,
-                source_BK=source_BK.to(device).contiguous(),
-                target_BK=target_BK.to(device).contiguous(),
-                counts_B=None,
-                lengths_B=None,
-            )
+            with on(device):
+                launch(
+                    group,
+                    source_BK=source_BK.to(device).contiguous(),
+                    target_BK=target_BK.to(device).contiguous(),
+                    counts_B=None,
+                    lengths_B=None,
+                )
         else:
             reference.move_slots(group, source_BK=source_BK, target_BK=target_BK)
 

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from eagle.kernels.dispatch import keep
 from eagle.kernels.variants import Variant
 
 CHUNK = 16
@@ -71,8 +72,10 @@ def launch(
     strides = [stride * size // word for stride in first.stride()[:3]]
     words = head_dim * size // word
     unread = source_BK  # stands in for what the kernel does not look at
+    table = _table(addresses, first.device)
+    keep(table)  # a recording reads it at every replay, when the cache may have dropped it
     _move[(len(buffers_BkSd), rows, heads)](
-        _table(addresses, first.device),
+        table,
         source_BK,
         unread if target_BK is None else target_BK,
         unread if counts_B is None else counts_B,

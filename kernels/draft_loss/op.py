@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 from eagle.kernels.draft_loss.reference import soft_cross_entropy_reference
 
 NAME = "draft_loss"
@@ -40,7 +40,8 @@ def soft_cross_entropy(
     if choose(NAME, student_CD.device, backend=backend, refusal=refusal) == "triton" and len(student_CD):
         from eagle.kernels.draft_loss.triton import launch
 
-        return launch(student_CD=student_CD.detach(), teacher_CD=teacher_CD, slopes_CD=student_CD.detach())
+        with on(student_CD.device):
+            return launch(student_CD=student_CD.detach(), teacher_CD=teacher_CD, slopes_CD=student_CD.detach())
     return soft_cross_entropy_reference(student_CD=student_CD.detach(), teacher_CD=teacher_CD.detach())
 
 

@@ -7,7 +7,7 @@ R rows of logits, V vocabulary, B rows of settings: row r has the settings of ro
 import torch
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 from eagle.kernels.sample.reference import Choice, sample_reference
 from eagle.kernels.sample.settings import RowSettings
 
@@ -56,9 +56,14 @@ def _run(
     if choose(NAME, logits_RV.device, backend=backend, refusal=refusal) == "triton" and rows:
         from eagle.kernels.sample.triton import launch
 
-        return launch(
-            logits_RV, positions_R=positions_R.contiguous(), settings=settings, described=described, capacity=capacity
-        )
+        with on(logits_RV.device):
+            return launch(
+                logits_RV,
+                positions_R=positions_R.contiguous(),
+                settings=settings,
+                described=described,
+                capacity=capacity,
+            )
     return sample_reference(logits_RV, positions_R=positions_R, settings=settings)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 from eagle.kernels.tree_attention.reference import additive, masked_attention, tree_mask
 
 NAME = "tree_attention"
@@ -53,20 +53,21 @@ def tree_attention(
     if choose(NAME, query_BhNd.device, backend=backend, refusal=refusal) == "triton":
         from eagle.kernels.tree_attention.triton import launch
 
-        return launch(
-            query_BhNd if query_BhNd.stride(-1) == 1 else query_BhNd.contiguous(),
-            key_BkSd,
-            value_BkSd,
-            lengths_B=lengths_B,
-            ancestors_BNW=ancestors_BNW.contiguous(),
-            query_depths_BN=query_depths_BN.contiguous(),
-            column_depths_BC=column_depths_BC.contiguous(),
-            offset=offset,
-            scaling=scaling,
-            window=window,
-            softcap=softcap,
-            splits=splits,
-        )
+        with on(query_BhNd.device):
+            return launch(
+                query_BhNd if query_BhNd.stride(-1) == 1 else query_BhNd.contiguous(),
+                key_BkSd,
+                value_BkSd,
+                lengths_B=lengths_B,
+                ancestors_BNW=ancestors_BNW.contiguous(),
+                query_depths_BN=query_depths_BN.contiguous(),
+                column_depths_BC=column_depths_BC.contiguous(),
+                offset=offset,
+                scaling=scaling,
+                window=window,
+                softcap=softcap,
+                splits=splits,
+            )
     if bias is not None:
         bias_BgNS = bias()
     else:

@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 from eagle.kernels.tree_build import reference
 from eagle.kernels.tree_build.reference import TreeLinks
 
@@ -27,9 +27,10 @@ def tree_links(parents_BN: torch.Tensor, lengths_B: torch.Tensor, *, backend: Ba
     if choose(NAME, parents_BN.device, backend=backend, refusal=refusal) == "triton":
         from eagle.kernels.tree_build.triton import launch
 
-        depths, positions, ancestors, first_child, next_sibling = launch(
-            parents_BN.contiguous(), lengths_B.contiguous()
-        )
+        with on(parents_BN.device):
+            depths, positions, ancestors, first_child, next_sibling = launch(
+                parents_BN.contiguous(), lengths_B.contiguous()
+            )
         return TreeLinks(
             depths_BN=depths,
             positions_BN=positions,

@@ -7,7 +7,7 @@ would be longer ends there, with the right tokens.
 import torch
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose
+from eagle.kernels.dispatch import Backend, choose, on
 from eagle.kernels.sample.op import check_rows, sample, sample_and_describe, why_not_triton
 from eagle.kernels.sample.reference import Choice
 from eagle.kernels.sample.settings import RowSettings
@@ -92,12 +92,13 @@ def walk(
     if choose(NAME, emitted_BN.device, backend=backend, refusal=refusal) == "triton" and shape[0]:
         from eagle.kernels.verify.triton import launch_walk
 
-        return launch_walk(
-            tree=_contiguous(tree),
-            emitted_BN=emitted_BN.contiguous(),
-            followers_BN=None if followers_BN is None else followers_BN.contiguous(),
-            width=width,
-        )
+        with on(emitted_BN.device):
+            return launch_walk(
+                tree=_contiguous(tree),
+                emitted_BN=emitted_BN.contiguous(),
+                followers_BN=None if followers_BN is None else followers_BN.contiguous(),
+                width=width,
+            )
     return walk_reference(tree=tree, emitted_BN=emitted_BN, followers_BN=followers_BN, width=width)
 
 
@@ -131,14 +132,15 @@ def decide(
     if choose(NAME, logits_RV.device, backend=backend, refusal=refusal) == "triton" and rows:
         from eagle.kernels.verify.triton import launch_decide
 
-        return launch_decide(
-            logits_RV,
-            tree=_contiguous(tree),
-            choice=choice,
-            positions_R=positions_R.contiguous(),
-            settings=settings,
-            most_children=most_children,
-        )
+        with on(logits_RV.device):
+            return launch_decide(
+                logits_RV,
+                tree=_contiguous(tree),
+                choice=choice,
+                positions_R=positions_R.contiguous(),
+                settings=settings,
+                most_children=most_children,
+            )
     return decide_reference(logits_RV, tree=tree, choice=choice, positions_R=positions_R, settings=settings)
 
 

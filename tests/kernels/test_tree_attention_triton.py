@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import reasons, record, using
+from eagle.kernels.dispatch import record, using
 from eagle.kernels.tree_attention.model import cost
 from eagle.kernels.tree_attention.op import tree_attention
 from eagle.kernels.tree_attention.tiling import splits_for, tiling
@@ -189,7 +189,6 @@ def test_the_path_is_chosen_by_name_counted_and_explained() -> None:
             interpreted = tree_attention(query, key, value, **arguments)
     if DEVICE == "cpu":
         assert calls == {("tree_attention", "reference"): 1, ("tree_attention", "triton"): 1}
-        assert reasons()["tree_attention", "the tensors are not on a CUDA device"] > 0
     torch.testing.assert_close(automatic, interpreted)
     with pytest.raises(EagleError, match="cannot run: values have head dim 8, queries 16; take backend 'auto'"):
         tree_attention(query, key, value[..., :8], **arguments, backend="triton")
