@@ -25,7 +25,10 @@ class HeadDrafter(LevelDrafter):
     """
 
     def __init__(self, head: DraftHead, tokens: TokenLayers, shape: TreeShape, *, static: StaticForward | None = None):
-        super().__init__(shape, DraftTokens(tokens, head.vocabulary), target_size=tokens.vocab_size)
+        # A target may be spread over devices: draft logits lie where the LM head does that makes them.
+        own = next((parameter.device for parameter in head.logit_parameters()), None)
+        vocabulary = DraftTokens(tokens, head.vocabulary, device=own)
+        super().__init__(shape, vocabulary, target_size=tokens.vocab_size)
         self.head, self.tokens, self.aux_layers, self.static = head, tokens, head.aux_layers, static
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
@@ -43,11 +46,11 @@ class HeadDrafter(LevelDrafter):
         rows, count = next_tokens_BK.shape
         depths_BN = torch.arange(count).expand(rows, -1)
         step = TreeStep(lengths_B=self.cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
-        predictions_BKH = self.run(self.head.fuse(states_BKX.to(self.head.fc.weight.dtype)), next_tokens_BK, step)
+        predictions_BKH = self.run(self.head.fuse(states_BKX.to(self.head.fc.weight)), next_tokens_BK, step)
         self._committed(predictions_BKH, next_tokens_BK, counts_B, written_B=counts_B)
 
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
-        features_BNH = features_BNH.to(self.head.fc.weight.dtype)
+        features_BNH = features_BNH.to(self.head.fc.weight)
         if self.static is not None and self.static.takes(step):
             assert isinstance(self.cache, StaticCache)
             return self.static.run(self._forward, tokens_BN, step, self.cache, features_BNH=features_BNH)[0]
@@ -71,7 +74,7 @@ class HeadDrafter(LevelDrafter):
             keys, values = cache.update(key, value, 0)
             return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5)
 
-        embeddings_BNH = self.tokens.embed(tokens_BN).to(features_BNH.dtype)
+        embeddings_BNH = self.tokens.embed(tokens_BN).to(features_BNH)
         return (self.head(features_BNH, embeddings_BNH, positions_BN, attend),)
 
     def draft_logits(self, predictions_BNH: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,7 @@ class TokenLayers(nn.Module):
 
     def restricted(self, ids_D: torch.Tensor) -> "TokenLayers":
         """The same embedding, and an LM head for the tokens ids_D (int64 [D]) alone: logits become [..., D]. Copies D rows."""
+        ids_D = ids_D.to(self.lm_head_VH.device)
         bias_D = None if self.lm_head_bias_V is None else self.lm_head_bias_V[ids_D].contiguous()
         layers = self._with_head(self.lm_head_VH[ids_D].contiguous(), bias_D)
         return layers if self._packed is None else layers.packed()

@@ -103,10 +103,17 @@ class DraftTokens:
     """What a head's predictions mean: logits over its draft vocabulary, and which target tokens those are.
 
     vocabulary None: all of the target's tokens, under their own ids. The LM head's rows are copied once, contiguous,
-    when `logits` first needs them: heads with an LM head of their own never do.
+    when `logits` first needs them: heads with an LM head of their own never do. device: where draft logits lie, and so the
+    ids; None: on the target's LM head's.
     """
 
-    def __init__(self, tokens: TokenLayers, vocabulary: DraftVocabulary | None = None):
+    def __init__(
+        self,
+        tokens: TokenLayers,
+        vocabulary: DraftVocabulary | None = None,
+        *,
+        device: torch.device | None = None,
+    ):
         self.full, self.vocabulary = tokens, vocabulary
         if vocabulary is None:
             self.target_ids_D, self._inside_V = None, None
@@ -116,7 +123,7 @@ class DraftTokens:
                 f"the head's draft vocabulary is a part of {vocabulary.target_size} tokens, the target has "
                 f"{tokens.vocab_size}: it was made for another model; use that one"
             )
-        device = tokens.lm_head_VH.device
+        device = tokens.lm_head_VH.device if device is None else device
         self.target_ids_D = vocabulary.target_ids_D.to(device)
         self._inside_V = vocabulary.t2d.to(device)
 

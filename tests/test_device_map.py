@@ -1,0 +1,64 @@
+"""A head on another device than the target's last layers and LM head: everything meets on the head's.
+
+The head's device is "meta" here: tensors have a place there, but no contents, and PyTorch refuses to mix it with the CPU.
+"""
+
+import pytest
+import torch
+
+from eagle.dynamic_tree import DynamicTree
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.head_drafter import HeadDrafter
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.rows import Row
+from eagle.sampling import RowSampler, Sampling
+from eagle.target import Target
+from eagle.vocab import DraftVocabulary
+from tests.tiny import VOCAB, tiny_model
+
+THERE = torch.device("meta")
+
+
+def make_head(target: Target, version: str, *, reduced: bool, monkeypatch: pytest.MonkeyPatch) -> DraftHead:
+    size = 60 if reduced else None
+    head: DraftHead
+    if version == "eagle3":
+        config = Eagle3HeadConfig.for_target(target.config, aux_layers=[0, 1, 2], draft_vocab_size=size)
+        head = Eagle3Head(config)
+    else:
+        head = EagleHead(EagleHeadConfig.for_target(target.config, draft_vocab_size=size))
+    vocabulary = DraftVocabulary(target_ids_D=torch.arange(60) * 3, target_size=VOCAB) if reduced else None
+    monkeypatch.setattr(DraftHead, "vocabulary", vocabulary)  # its tensors have no contents there
+    return head.eval().to(THERE)
+
+
+@pytest.mark.parametrize("reduced", [False, True], ids=["whole", "reduced"])
+@pytest.mark.parametrize("version", ["eagle1", "eagle3"])
+def test_states_and_embeddings_come_to_the_heads_device(
+    version: str, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(tiny_model())
+    head = make_head(target, version, reduced=reduced, monkeypatch=monkeypatch)
+    drafter = HeadDrafter(head, target.tokens, DynamicTree(budget=12, top_k=3, depth=3))
+    row = Row(prompt_length=1, tokens=[1] * 6, sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)
+    drafter.reset([row], capacity=32)
+    width = 96 if version == "eagle3" else 32
+    drafter.observe(torch.zeros(1, 5, width), torch.zeros(1, 5, dtype=torch.int64), torch.tensor([5]))
+    assert drafter.predicted_BH.device == THERE
+    assert drafter.cache.layers[0].keys.device == THERE
+
+
+def test_ids_of_draft_tokens_are_where_the_draft_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EAGLE-3 head makes them on its own device, an EAGLE-1 head on that of the target's LM head."""
+    target = Target(tiny_model())
+    head = make_head(target, "eagle3", reduced=True, monkeypatch=monkeypatch)
+    vocabulary = HeadDrafter(head, target.tokens, DynamicTree()).vocabulary
+    logits_BND = head.logits(torch.zeros(1, 2, 32, device=THERE), vocabulary)
+    best = logits_BND.topk(3, dim=-1).indices
+    assert vocabulary.to_target(best).device == THERE
+    assert vocabulary.holds(best).device == THERE
+    assert vocabulary.restrict(torch.zeros(1, 2, VOCAB, device=THERE)).shape == (1, 2, 60)
+    head = make_head(target, "eagle1", reduced=True, monkeypatch=monkeypatch)
+    vocabulary = HeadDrafter(head, target.tokens, DynamicTree()).vocabulary
+    assert head.logits(torch.zeros(1, 2, 32), vocabulary).device.type == "cpu"
+    assert vocabulary.to_target(torch.tensor([1, 2])).tolist() == [3, 6]
