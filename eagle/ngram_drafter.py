@@ -3,14 +3,20 @@
 (Saxena 2023, prompt lookup decoding.) B rows, N nodes, L tokens of a row.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from eagle.errors import EagleError
 from eagle.rows import Row
 from eagle.tree import DraftTree
+
+CONFIDENCE = 0.5
+"""What a token is taken for that followed before: half of them are what the target says. Only the order of work depends on it
+(eagle/node_view.py)."""
 
 
 class NgramIndex:
@@ -126,7 +132,7 @@ def padded(trees: Sequence[tuple[list[int], list[int]]]) -> DraftTree:
     """Rows of (tokens, parents), by depth and of any sizes, as one DraftTree.
 
     A padding node is a root of its own (parent -1, the root's token, depth 0) right behind the root: nobody's child, so no
-    walk gets there, no sibling has its token, and nodes stay ordered by depth.
+    walk gets there (confidence 0), no sibling has its token, and nodes stay ordered by depth.
     """
     nodes = max(len(tokens) for tokens, _ in trees)
     tokens_BN, parents_BN = [], []
@@ -134,4 +140,7 @@ def padded(trees: Sequence[tuple[list[int], list[int]]]) -> DraftTree:
         extra = nodes - len(tokens)
         tokens_BN.append([tokens[0]] * (1 + extra) + tokens[1:])
         parents_BN.append([-1] * (1 + extra) + [parent + extra if parent else 0 for parent in parents[1:]])
-    return DraftTree.from_parents(torch.tensor(tokens_BN), torch.tensor(parents_BN))
+    tree = DraftTree.from_parents(torch.tensor(tokens_BN), torch.tensor(parents_BN))
+    log_confidence_BN = tree.depths_BN * math.log(CONFIDENCE)
+    log_confidence_BN[:, 1:][tree.parents_BN[:, 1:] < 0] = -math.inf
+    return replace(tree, log_confidence_BN=log_confidence_BN)

@@ -24,7 +24,8 @@ Clock = Callable[[], AbstractContextManager[None]]
 
 
 class NodeLogits:
-    """logits at the trees' nodes, computed when first asked for, the likely ones together."""
+    """Logits at the trees' nodes: those of the likely ones are computed at once, when this is made, any other's when it is
+    asked for."""
 
     def __init__(self, target: Target, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock = nullcontext):
         self._target, self._features_BNH, self._clock = target, features_BNH, clock
@@ -46,15 +47,16 @@ def _likely(tree: DraftTree, *, share: float) -> tuple[torch.Tensor, torch.Tenso
     """(rows, nodes), int64 each: the roots, and the nodes worth computing before the walk asks.
 
     share: what one more position costs, as a share of a run of its own. A node's path confidence is the probability that it
-    is asked for, so it is worth it from that confidence on.
+    is asked for, so it is worth it from that confidence on. MOST_AHEAD at most, the most confident ones.
     """
     confidence_BN = tree.log_confidence_BN.clone()
     confidence_BN[:, 0] = float("inf")
-    least = math.log(share)
+    likely_BN = confidence_BN >= math.log(share)
     count = max(MOST_AHEAD, len(confidence_BN))
     if confidence_BN.numel() > count:
-        least = max(least, float(confidence_BN.flatten().topk(count).values[-1]))
-    rows, nodes = (confidence_BN >= least).nonzero(as_tuple=True)
+        order = confidence_BN.flatten().sort(descending=True, stable=True).indices
+        likely_BN.view(-1)[order[count:]] = False
+    rows, nodes = likely_BN.nonzero(as_tuple=True)
     return rows, nodes
 
 

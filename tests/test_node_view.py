@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eagle import node_view
+from eagle.ngram_drafter import padded
 from eagle.node_view import NodeLogits
 from eagle.target import Target
 from eagle.tree import DraftTree
@@ -60,3 +61,15 @@ def test_what_is_held_is_bounded_and_every_root_is_there(target: Target, monkeyp
     assert set(logits._logits) == {(0, 0), (1, 0), (0, 1), (1, 1)}
     NodeLogits(target, tree([[0.0, -0.1]] * 6), torch.randn(6, 2, target.hidden_size))
     assert runs == [4, 6], "one per row always"
+    equal = NodeLogits(target, tree([[0.0] * 5] * 2), torch.randn(2, 5, target.hidden_size))
+    assert runs == [4, 6, 4], "of equally likely ones no more than that"
+    assert {(0, 0), (1, 0)} <= set(equal._logits)
+
+
+def test_n_grams_are_the_less_likely_the_longer_and_padding_never(target: Target) -> None:
+    """A long continuation does not make the LM head run at all of its nodes, nor at a row's padding."""
+    tree = padded([([5, 6, 7, 8, 7], [-1, 0, 1, 2, 0]), ([9], [-1])])
+    assert tree.log_confidence_BN.exp()[0].tolist() == pytest.approx([1, 1 / 2, 1 / 4, 1 / 8, 1 / 2])
+    assert tree.log_confidence_BN.exp()[1].tolist() == [1, 0, 0, 0, 0]
+    logits = NodeLogits(target, tree, torch.randn(2, 5, target.hidden_size))
+    assert set(logits._logits) == {(0, 0), (0, 1), (0, 4), (1, 0)}
