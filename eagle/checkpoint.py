@@ -11,26 +11,26 @@ SpecForge). One that says nothing means the published choice for its target (Eag
 """
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.reading import BROKEN, read_object, reason, shard_names
 from eagle.vocab import DraftVocabulary
 
 _IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq")
 _IGNORED_ENDING = ".rotary_emb.inv_freq"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NAMES = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}
+_REMEDY = "fetch or save the head again"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -158,12 +158,9 @@ def _folder(path: str | Path, revision: str | None) -> Path:
 
 def _read_values(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EagleError(f"head {folder} has no config.json; expected a folder with config.json and weights") from error
-    except json.JSONDecodeError as error:
-        raise EagleError(f"{file} is not valid JSON ({error}); fetch or save the head again") from error
+    if not file.is_file():
+        raise EagleError(f"head {folder} has no config.json; expected a folder with config.json and weights")
+    values = read_object(file, remedy=_REMEDY)
     layers = values.get("num_hidden_layers", 1)
     if layers != 1:
         raise EagleError(
@@ -200,8 +197,10 @@ def _blank_head(values: dict[str, Any], state: dict[str, torch.Tensor], file: Pa
         values["fc_bias"] = "fc.bias" in state
     try:
         return Eagle3Head(Eagle3HeadConfig(**values)) if is_eagle3 else EagleHead(EagleHeadConfig(**values))
-    except (TypeError, ValueError) as error:
-        raise EagleError(f"{file}: {str(error).strip().splitlines()[0]}") from error
+    except EagleError as error:
+        raise EagleError(f"{file}: {error}") from error
+    except BROKEN as error:
+        raise EagleError(f"{file} describes no head ({reason(error)}); mend that value, or {_REMEDY}") from error
 
 
 def _aux_layers(values: dict[str, Any], file: Path) -> list[int] | None:
@@ -221,7 +220,7 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     for name in _WEIGHTS:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = shard_names(index, remedy=_REMEDY)
             return {key: value for shard in shards for key, value in _read_tensors(folder / shard).items()}
         if (folder / name).is_file():
             return _read_tensors(folder / name)
@@ -232,9 +231,11 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         if file.suffix == ".safetensors":
             return dict(load_file(file))
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except BROKEN as error:
+        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {_REMEDY}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise EagleError(
-            f"{file} cannot be read ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}): "
-            "it is damaged or cut short; fetch or save the head again"
-        ) from error
+            f"{file} holds a {type(state).__name__}, expected a dict of tensors (a module's state_dict); {_REMEDY}"
+        )
+    return dict(state)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -21,7 +22,9 @@ from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
 from eagle.progress import console
+from eagle.reading import BROKEN, read_object, reason, shard_names
 
+_REMEDY = "fetch or save the model again"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -32,6 +35,10 @@ def load_model(config: TargetConfig) -> PreTrainedModel:
     """
     device = resolve_device(config.device)
     path = _local_path(config)
+    _check_json(path, "config.json", "generation_config.json")
+    if Path(path).is_dir():
+        for index in sorted(Path(path).glob("*.index.json")):
+            shard_names(index, remedy=_REMEDY)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path,
@@ -39,7 +46,9 @@ def load_model(config: TargetConfig) -> PreTrainedModel:
             dtype=DTYPES.get(config.dtype, "auto"),
             trust_remote_code=config.trust_remote_code,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except BROKEN as error:
         raise EagleError(_load_failure("model", config.model, error)) from error
     return model.to(device)
 
@@ -58,11 +67,13 @@ def load_architecture(config: TargetConfig) -> str | None:
 
 
 def _whole_config(config: TargetConfig) -> PreTrainedConfig:
+    path = _local_path(config)
+    _check_json(path, "config.json")
     try:
         loaded: PreTrainedConfig = AutoConfig.from_pretrained(
-            _local_path(config), revision=config.revision, trust_remote_code=config.trust_remote_code
+            path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except BROKEN as error:
         raise EagleError(_load_failure("configuration of", config.model, error)) from error
     return loaded
 
@@ -70,11 +81,12 @@ def _whole_config(config: TargetConfig) -> PreTrainedConfig:
 def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:
     """The target's tokenizer (without loading the model); `chat_template`: a Jinja file that replaces its own."""
     path = _local_path(config)
+    _check_json(path, "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except BROKEN as error:
         raise EagleError(_load_failure("tokenizer", config.model, error)) from error
     if chat_template is not None:
         if not Path(chat_template).is_file():
@@ -143,7 +155,7 @@ def _converted_gguf(path: Path) -> Path:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except BROKEN as error:
         raise EagleError(_load_failure("GGUF file", str(path), error)) from error
     # A dequantised model refuses to be saved; its weights in a model built from the plain config do not.
     values: dict[str, Any] = loaded.config.to_dict()
@@ -158,10 +170,23 @@ def _converted_gguf(path: Path) -> Path:
     return folder
 
 
+def _check_json(path: str, *names: str) -> None:
+    """Raises EagleError, naming the file, for one of a local folder's that is damaged."""
+    for name in names:
+        file = Path(path) / name
+        if file.is_file():
+            read_object(file, remedy=_REMEDY)
+
+
 def _load_failure(what: str, name: str, error: Exception) -> str:
     offline = os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True")
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
         return f"{what} {name}: no such folder or file; give a local path, a hub id (owner/name) or a .gguf file"
     hint = " (the hub is switched off by HF_HUB_OFFLINE)" if offline and not Path(name).exists() else ""
-    return f"cannot load {what} {name}{hint}: {first}"
+    if isinstance(error, StrictDataclassError):
+        return (
+            f"cannot load {what} {name}: its config.json holds a wrong value ({reason(error)}); mend it, or {_REMEDY}"
+        )
+    files = sorted(file.name for file in Path(name).glob("*") if file.suffix in (".bin", ".safetensors"))
+    damaged = f"; if {', '.join(files)} or config.json in it is damaged, {_REMEDY}" if files else ""
+    return f"cannot load {what} {name}{hint}: {reason(error)}{damaged}"

@@ -1,6 +1,8 @@
 """The draft head: its definition against a plain reference, its files, and what is refused."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,28 @@ def test_rope_scaling_follows_the_target() -> None:
     config = EagleHeadConfig.for_target(tiny_model("llama", rope_parameters=rope).config)
     assert config.rope_parameters == rope
     assert not torch.equal(EagleHead(config).rotary.inv_freq, make_head().rotary.inv_freq)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scaled", [False, True], ids=["default", "llama3"])
+def test_half_precision_leaves_the_angles_as_they_are(tmp_path: Path, dtype: torch.dtype, scaled: bool) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope["original_max_position_embeddings"] = 128
+    head = make_head(**({"rope_parameters": rope} if scaled else {}))
+    positions_BT = torch.arange(500)[None]
+    expected = head.rotary(torch.zeros(1, dtype=torch.float32), positions_BT)
+    save_head(head, tmp_path / "head")
+    for cast in (
+        head.to(dtype),
+        load_head(tmp_path / "head", dtype=dtype),
+        load_head(tmp_path / "head").half().to(dtype),
+    ):
+        assert cast.fc.weight.dtype == dtype
+        for got, wanted in zip(cast.rotary(torch.zeros(1, dtype=torch.float32), positions_BT), expected):
+            assert torch.equal(got, wanted)
+        for got, wanted in zip(cast.rotary(torch.zeros(1, dtype=dtype), positions_BT), expected):
+            assert torch.equal(got, wanted.to(dtype))
+    assert head.to("meta").rotary.inv_freq.device.type == "meta"
 
 
 def test_saved_heads_load_bit_for_bit(tmp_path: Path) -> None:
@@ -202,6 +226,47 @@ def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target" / "config.json").write_text("{")
     with pytest.raises(EagleError, match="not valid JSON"):
         load_head(tmp_path / "target")
+
+
+def damage(text: str | bytes) -> Callable[[Path], None]:
+    def write(file: Path) -> None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return write
+
+
+def with_value(**values: object) -> Callable[[Path], None]:
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | values)) and None
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "spoil", "reason"),
+    [
+        ("bin", "config.json", damage("[1, 2]"), "holds a list, expected an object"),
+        ("bin", "config.json", damage(b'{"hidden_size": "\xff"}'), "not valid JSON .*utf-8"),
+        ("bin", "config.json", with_value(hidden_size="32"), "'hidden_size'.*expected int, got str"),
+        ("bin", "config.json", with_value(num_hidden_layers="1"), "num_hidden_layers is 1"),
+        ("bin", "config.json", with_value(hidden_size=-32), "describes no head"),
+        ("bin", "config.json", with_value(rope_parameters=[1]), "describes no head"),
+        ("sharded", "model.safetensors.index.json", damage('{"weight_map": {"fc.wei'), "not valid JSON"),
+        ("sharded", "model.safetensors.index.json", damage("[]"), "holds a list"),
+        ("sharded", "model.safetensors.index.json", damage('{"metadata": {}}'), "has no weight_map"),
+        ("sharded", "model.safetensors.index.json", damage('{"weight_map": {"fc.weight": 3}}'), "has no weight_map"),
+        ("bin", "pytorch_model.bin", lambda file: torch.save([torch.zeros(2)], file), "holds a list, expected a dict"),
+        ("bin", "pytorch_model.bin", lambda file: torch.save({"model": {}}, file), "holds a dict, expected a dict of"),
+        ("bin", "pytorch_model.bin", damage(b""), "damaged or cut short"),
+    ],
+)
+def test_a_broken_file_is_one_message_that_names_it_and_the_remedy(
+    tmp_path: Path, form: str, name: str, spoil: Callable[[Path], None], reason: str
+) -> None:
+    write_reference(tmp_path / "ref", form=form, embeddings=False, fc_bias=False, qkv_bias=False)
+    load_head(tmp_path / "ref")
+    spoil(tmp_path / "ref" / name)
+    with pytest.raises(EagleError, match=rf"(?s)ref/{name}.*{reason}") as caught:
+        load_head(tmp_path / "ref")
+    assert "\n" not in str(caught.value)
+    assert re.search("fetch or save the head again|is this the target's own folder", str(caught.value))
 
 
 def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
