@@ -5,8 +5,6 @@ eagle/hypotheses.py; here is the forward and the moving of keys and values. Rows
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -14,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from eagle.beam_settings import BeamSettings
 from eagle.cache import TreeCache
 from eagle.hypotheses import FORMS, RowSearch
-from eagle.rows import Row
+from eagle.rows import Row, timed
 from eagle.target import Target
 from eagle.tree import DraftTree
 
@@ -26,7 +24,7 @@ def search(target: Target, rows: list[Row], settings: BeamSettings) -> list[RowS
     lengths_B = torch.tensor([len(row.tokens) for row in rows])
     ids_BT = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
     cache = target.new_cache(rows=len(rows), capacity=max(len(row.tokens) + row.max_new_tokens for row in rows))
-    with _clock(target, searches, "prefill_ms"):
+    with timed(rows, "prefill_ms", device=target.device):
         features_BTH = target.prefill(ids_BT, lengths_B, cache).features_BNH
         logits_XV = target.logits(features_BTH[torch.arange(len(rows)), lengths_B - 1])
     _note_memory(searches, cache)
@@ -39,7 +37,7 @@ def search(target: Target, rows: list[Row], settings: BeamSettings) -> list[RowS
         if running:
             cache.reorder(origins_X)
             _note_memory(running, cache)
-            with _clock(target, running, "verify_ms"):
+            with timed([one.row for one in running], "verify_ms", device=target.device):
                 logits_XV = _forward(target, running, cache)
     return searches
 
@@ -69,15 +67,3 @@ def _note_memory(running: list[RowSearch], cache: TreeCache) -> None:
     for one in running:
         one.stats.kv_bytes = max(one.stats.kv_bytes, len(one.live) * cache.row_bytes)
         one.stats.plain_kv_bytes = cache.row_bytes
-
-
-@contextmanager
-def _clock(target: Target, searches: list[RowSearch], field: str) -> Iterator[None]:
-    """Adds the block's wall time to a field of every row's stats: they all waited for it."""
-    start = time.perf_counter()
-    yield
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    elapsed = 1e3 * (time.perf_counter() - start)
-    for one in searches:
-        setattr(one.row.stats, field, getattr(one.row.stats, field) + elapsed)

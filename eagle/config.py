@@ -159,6 +159,9 @@ class DecodeConfig:
     engine: Literal["eager", "compiled", "cudagraph"] = "eager"
     """eager: PyTorch as it is. compiled: linear layers packed for the CPU (float32; a second copy of the weights).
     cudagraph: forwards of fixed shapes, captured as CUDA graphs and replayed (one CUDA device)."""
+    kernels: Literal["auto", "reference", "triton"] = "auto"
+    """What runs tree attention and commits. auto: Triton on CUDA devices, where it takes the tensors, else PyTorch; reference:
+    PyTorch; triton: Triton, or an error that says why it cannot."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

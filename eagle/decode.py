@@ -8,7 +8,7 @@ one node. Search (num_beams > 1) is in eagle/beam.py.
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from eagle.drafting import Drafter
 from eagle.errors import EagleError
 from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
+from eagle.kernels.dispatch import Backend, missing, since, snapshot, using
 from eagle.node_view import views
-from eagle.rows import Row
+from eagle.rows import Row, timed
 from eagle.rules import make_rule
 from eagle.stats import DecodeStats
-from eagle.target import Target, TargetStates
+from eagle.target import Target, TargetStates, refuse_config
 from eagle.tree import DraftTree
 from eagle.verify import Coupled, Rule, Walk
 
@@ -60,24 +61,31 @@ class _Batch:
     cache: TreeCache
     device: torch.device
 
-    @contextmanager
-    def clock(self, field: str) -> Iterator[None]:
-        """Adds the block's wall time to a field of every running row's stats: they all waited for it."""
-        rows, start = self.rows, time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elapsed = 1e3 * (time.perf_counter() - start)
-        for row in rows:
-            setattr(row.stats, field, getattr(row.stats, field) + elapsed)
+    def clock(self, field: str) -> AbstractContextManager[None]:
+        """Adds the block's wall time to a field of every running row's stats."""
+        return timed(self.rows, field, device=self.device)
 
 
 class SpeculativeDecoder:
-    """Decodes with a drafter (None: plainly) and a verification rule (one of eagle.rules, or its name)."""
+    """Decodes with a drafter (None: plainly) and a verification rule (one of eagle.rules, or its name).
 
-    def __init__(self, target: Target, drafter: Drafter | None = None, rule: Rule | str = "coupled"):
-        self.target, self.drafter = target, drafter
+    kernels: what runs them (eagle/kernels/dispatch.py); auto: what an enclosing `using` block says, else Triton on CUDA
+    devices. Raises EagleError when "triton" was asked for and cannot run on the target's device.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        rule: Rule | str = "coupled",
+        *,
+        kernels: Backend = "auto",
+    ):
+        self.target, self.drafter, self.kernels = target, drafter, kernels
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
+        reason = missing(target.device) if kernels == "triton" else None
+        if reason is not None:
+            raise EagleError(f"decode.kernels is triton, which cannot run: {reason}; set it to auto or reference")
 
     @classmethod
     def from_pretrained(
@@ -92,23 +100,28 @@ class SpeculativeDecoder:
     ) -> "SpeculativeDecoder":
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, hub id, loaded head, or None.
 
-        decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without). rule: how they are
-        verified, by name or made by eagle.rules.make_rule (None: what `decode` says). draft_model: as target, for
-        decode.drafter "model". target_config: fields of TargetConfig (dtype, device, revision ...).
-        Raises EagleError when the head or the draft model does not fit the target, or is missing.
+        decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the engine that the
+        target has). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what `decode` says).
+        draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig (dtype, device,
+        revision ...), for a target that is yet to be loaded.
+        Raises EagleError when the head or the draft model does not fit the target, or is missing, and for what would have
+        no effect.
         """
-        if not isinstance(target, Target):
+        if isinstance(target, Target):
+            refuse_config(target_config | ({} if tokenizer is None else {"tokenizer": tokenizer}), "a loaded Target")
+        else:
             target = Target.from_pretrained(target, tokenizer, **target_config)
-        decode = decode or DecodeConfig()
+        decode = DecodeConfig(engine=target.engine) if decode is None else decode
         target.use_engine(decode.engine)
         rule = decode.rule if rule is None else rule
         rule = make_rule(rule) if isinstance(rule, str) else rule
         drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)
-        return cls(target) if drafter is None else cls(target, drafter, rule)
+        rule = "coupled" if drafter is None else rule
+        return cls(target, drafter, rule, kernels=decode.kernels)
 
     def plain(self) -> "SpeculativeDecoder":
         """The same engine without drafting: the baseline."""
-        return SpeculativeDecoder(self.target)
+        return SpeculativeDecoder(self.target, kernels=self.kernels)
 
     def generate(
         self,
@@ -139,7 +152,9 @@ class SpeculativeDecoder:
                 raise EagleError(
                     f"num_beams searches plainly, without the verification rule {self.rule.name}; call decoder.plain().generate"
                 )
-            return _search_output(call, search(self.target, call.rows, call.beams), input_ids)
+            with self._kernels(call.rows):
+                searches = search(self.target, call.rows, call.beams)
+            return _search_output(call, searches, input_ids)
         if streamer is not None:
             if len(call.rows) > 1:
                 raise EagleError(f"a streamer takes one row, the batch has {len(call.rows)}; stream them one by one")
@@ -174,16 +189,27 @@ class SpeculativeDecoder:
     def _run(self, rows: list[Row]) -> Iterator[list[list[int]]]:
         """Yields, after every cycle, the tokens committed to each of `rows` (none for those that ended before)."""
         start = time.perf_counter()
-        batch, first = self._prefill(rows)
+        with self._kernels(rows):
+            batch, first = self._prefill(rows)
         yield first
         while True:
             batch = self._without_finished(batch)
             if not batch.rows:
                 return
-            blocks = {id(row): block for row, block in zip(batch.rows, self._cycle(batch))}
+            with self._kernels(batch.rows):
+                blocks = {id(row): block for row, block in zip(batch.rows, self._cycle(batch))}
             for row in batch.rows:
                 row.stats.total_ms = 1e3 * (time.perf_counter() - start)
             yield [blocks.get(id(row), []) for row in rows]
+
+    @contextmanager
+    def _kernels(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Within the block, kernels run as this decoder wants, and the rows' stats count them."""
+        before = snapshot()
+        with nullcontext() if self.kernels == "auto" else using(self.kernels):
+            yield
+        for row in rows:
+            row.stats.count_kernels(since(before))
 
     def _prefill(self, rows: list[Row]) -> tuple[_Batch, list[list[int]]]:
         """The prompts' features and every row's first token; the drafter sees them all."""

@@ -12,7 +12,7 @@ import torch
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
 from eagle.kernels.tree_attention.reference import own_bits
-from eagle.level_drafter import LevelDrafter
+from eagle.level_drafter import LevelDrafter, pick
 from eagle.tree import DraftTree, best_connected
 
 
@@ -88,8 +88,8 @@ class DynamicTree:
             origin_BK = kept_BK // K  # which beam node it is a child of
             beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), scores_BM.gather(1, kept_BK)
             beam_number = K + (level - 1) * K * K + kept_BK
-            beam_features = _pick(predictions_BKH, origin_BK)
-            bits_BKW = _pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K)
+            beam_features = pick(predictions_BKH, origin_BK)
+            bits_BKW = pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K)
         return self._select(draft.roots_B, candidates)
 
     @staticmethod
@@ -122,8 +122,3 @@ class DynamicTree:
 def _level_bits(nodes: int, width: int, *, start: int) -> torch.Tensor:
     """`own_bits`, made once: every tree's levels lie in the same columns."""
     return own_bits(nodes, width, start=start)
-
-
-def _pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
-    """values[b, index[b, i]] for every i, on the values' device."""
-    return values_BKX.gather(1, index_BK.to(values_BKX.device)[..., None].expand_as(values_BKX))

@@ -1,4 +1,4 @@
-"""Engines: how the same forward is executed. All of them are exact; they differ in speed.
+"""Engines: how the same forward is executed. Their results are equal up to float rounding; they differ in speed.
 
 eager: PyTorch as it is. compiled (CPU, float32): large linear layers' weights are kept a second time in oneDNN's blocked
 layout, so that verifying n tokens costs less per token; a handful of rows still takes the plain matrix-vector product,

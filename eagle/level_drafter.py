@@ -140,3 +140,8 @@ class LevelDrafter(ABC):
         self.cache.lengths_B = self.cache.lengths_B + written_B
         self.roots_B = next_tokens_BK[each_B, counts_B - 1]
         self.predicted_BH = predictions_BKH[each_B, written_B - 1]
+
+
+def pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
+    """values[b, index[b, i]] for every i, on the values' device."""
+    return values_BKX.gather(1, index_BK.to(values_BKX.device)[..., None].expand_as(values_BKX))

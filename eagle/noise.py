@@ -1,6 +1,5 @@
 """The noise of sampling and verification, and the rows' seeds. The generator: eagle/kernels/noise/reference.py."""
 
-import math
 from collections.abc import Sequence
 from typing import SupportsInt
 
@@ -15,7 +14,6 @@ __all__ = [
     "DRAFTS",
     "FINALS",
     "coin",
-    "expected_gumbel_max",
     "gumbel",
     "philox",
     "random_bits",
@@ -38,8 +36,3 @@ def row_seeds(seed: SupportsInt | Sequence[int] | None, rows: int) -> list[int]:
     if len(seed) != rows:
         raise EagleError(f"{len(seed)} seeds for {rows} rows; give an int or one seed per row")
     return [int(s) & (2**64 - 1) for s in seed]
-
-
-def expected_gumbel_max(count: int) -> float:
-    """Mean of the largest of `count` Gumbel variables: log(count) + Euler's gamma (for tests and documentation)."""
-    return math.log(count) + 0.5772156649015329

@@ -1,6 +1,8 @@
 """Row: one sequence being generated, and where it stops."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -65,3 +67,15 @@ class Row:
             if bool(self.criteria(torch.tensor([self.tokens]), scores).any()):
                 return "stop"
         return "length" if count == self.max_new_tokens else ""
+
+
+@contextmanager
+def timed(rows: Sequence[Row], field: str, *, device: torch.device) -> Iterator[None]:
+    """Adds the block's wall time, on the device too, to a field (in milliseconds) of every row's stats: they all waited."""
+    rows, start = list(rows), time.perf_counter()
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elapsed = 1e3 * (time.perf_counter() - start)
+    for row in rows:
+        setattr(row.stats, field, getattr(row.stats, field) + elapsed)

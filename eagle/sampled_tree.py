@@ -15,7 +15,7 @@ import torch
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
 from eagle.kernels.tree_attention.reference import own_bits
-from eagle.level_drafter import LevelDrafter
+from eagle.level_drafter import LevelDrafter, pick
 from eagle.noise import DRAFTS, gumbel
 from eagle.tree import DraftTree
 
@@ -81,8 +81,8 @@ class SampledTree:
         for level in range(1, levels):
             kept_BK = level_scores.topk(w, dim=1).indices
             if level > 1:
-                features_BKH = _pick(predictions_BKH, kept_BK // c)
-                bits_BKW = _pick(bits_BKW, kept_BK // c) | own_bits(w, width, start=(level - 1) * w)
+                features_BKH = pick(predictions_BKH, kept_BK // c)
+                bits_BKW = pick(bits_BKW, kept_BK // c) | own_bits(w, width, start=(level - 1) * w)
             step = TreeStep(
                 lengths_B=draft.cache.lengths_B,
                 depths_BN=torch.full((rows, w), level - 1),
@@ -140,8 +140,3 @@ def _draw(
         outside_BNV = log_q_BND.new_full((*log_q_BND.shape[:2], vocabulary.full.vocab_size), -math.inf)
         log_q_BND = outside_BNV.index_copy(-1, vocabulary.target_ids_D, log_q_BND)
     return vocabulary.to_target(drawn_BNc).flatten(1).cpu(), log_q_BNc.flatten(1).cpu(), log_q_BND
-
-
-def _pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
-    """values[b, index[b, i]] for every i, on the values' device."""
-    return values_BKX.gather(1, index_BK.to(values_BKX.device)[..., None].expand_as(values_BKX))

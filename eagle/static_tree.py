@@ -14,10 +14,7 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import DraftHead
 from eagle.level_drafter import LevelDrafter
-from eagle.token_layers import TokenLayers
 from eagle.tree import DraftTree, ancestry
 
 RankPath = tuple[int, ...]
@@ -153,17 +150,3 @@ class StaticTree:
         tokens_BN = torch.cat(tokens, dim=1)
         parents_BN = self._parents_N[: tokens_BN.shape[1]].expand(rows, -1)
         return DraftTree.from_parents(tokens_BN, parents_BN, torch.cat(scores, dim=1), children=self.children)
-
-
-class StaticTreeDrafter(HeadDrafter):
-    """EAGLE-1: a draft head with a static tree, by default the published one of 25 nodes and the root."""
-
-    def __init__(
-        self,
-        head: DraftHead,
-        tokens: TokenLayers,
-        paths: Sequence[RankPath] = PUBLISHED,
-        *,
-        children: Literal["coupled", "top"] = "coupled",
-    ):
-        super().__init__(head, tokens, StaticTree(paths, children=children))

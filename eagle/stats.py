@@ -1,7 +1,10 @@
 """What one generation did: one definition of every figure, used by the API, the command line and the evaluation."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+from eagle.kernels.dispatch import Path
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,7 +54,7 @@ class DecodeStats:
     new_tokens: int = 0
     """Tokens in the output after the prompt, the EOS included."""
     prefill_ms: float = 0.0
-    """Prompt forward and first token: the time to first token."""
+    """Prompt forward and the choice of the first token; what the drafter makes of the prompt is in draft_ms."""
     draft_ms: float = 0.0
     """Proposing trees and feeding committed features to the head."""
     verify_ms: float = 0.0
@@ -67,6 +70,8 @@ class DecodeStats:
     lossless: bool = True
     """Whether that rule leaves the target's distribution as it is; False: the text is not a sample of the target's."""
 
+    kernels: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Kernel -> what ran it ("reference" or "triton") -> calls, while this row was in the batch."""
     beams: BeamStats | None = None
     """Of a search (num_beams above 1)."""
 
@@ -114,6 +119,12 @@ class DecodeStats:
         for depth in range(stood):
             self.attempts_per_depth[depth] += 1
             self.accepted_per_depth[depth] += depth < drafts
+
+    def count_kernels(self, calls: Mapping[tuple[str, Path], int]) -> None:
+        """Adds calls: (kernel, what ran it) -> how many."""
+        for (kernel, path), count in calls.items():
+            paths = self.kernels.setdefault(kernel, {})
+            paths[path] = paths.get(path, 0) + count
 
     def as_dict(self) -> dict[str, Any]:
         """Fields and derived figures as JSON values."""

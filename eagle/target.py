@@ -5,9 +5,10 @@ No modelling file is forked: keys and values go through a `Cache` of our own, tr
 attention interface (eagle/attention.py), aux features through hooks that live for one forward.
 """
 
+import dataclasses
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -82,10 +83,17 @@ class Target:
     def from_pretrained(
         cls, model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **config: Any
     ) -> "Target":
-        """`model`: a path, hub id, .gguf file or loaded model; `config`: the other fields of TargetConfig."""
+        """`model`: a path, hub id, .gguf file or loaded model; `config`: the other fields of TargetConfig, for a model that
+        is yet to be loaded. Raises EagleError for anything else, or where it would have no effect."""
         if isinstance(model, PreTrainedModel):
+            refuse_config(config, "a loaded model")
             return cls(model, tokenizer)
-        return cls.from_config(TargetConfig(model=str(model), **config))
+        fields = [field.name for field in dataclasses.fields(TargetConfig) if field.name != "model"]
+        for name in config:
+            if name not in fields:
+                raise EagleError(f"unknown target setting {name}; expected some of {', '.join(fields)}")
+        named = TargetConfig(model=str(model), **config)
+        return cls(load_model(named), load_tokenizer(named) if tokenizer is None else tokenizer, name=named.model)
 
     def use_engine(self, engine: Engine, *, capture: Capture = "cuda") -> None:
         """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
@@ -289,6 +297,15 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def refuse_config(config: Mapping[str, Any], what: str) -> None:
+    """Raises EagleError when there are settings of loading for a target that is loaded."""
+    if config:
+        raise EagleError(
+            f"{', '.join(config)} given with {what}, where they have no effect: they say how a model is loaded; leave them out, "
+            "or give the model's path"
+        )
 
 
 def weights_hash(model: nn.Module, samples: int = 1024) -> str:

@@ -21,10 +21,11 @@ from eagle.model_drafter import ModelDrafter
 from eagle.ngram_drafter import NgramDrafter, NgramIndex
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
-from eagle.static_tree import PUBLISHED, StaticTree, StaticTreeDrafter, read_paths
+from eagle.static_tree import PUBLISHED, StaticTree, read_paths
 from eagle.target import Target
 from eagle.tree import DraftTree
 from eagle.verify import Coupled
+from tests.head_drafters import static_drafter
 from tests.test_drafting import log_q_after
 from tests.tiny import VOCAB, save_tiny_target, tiny_model, tiny_tokenizer
 
@@ -103,7 +104,7 @@ def test_rows_that_end_early_leave_the_others_text_as_it_is(target: Target, head
     plain = SpeculativeDecoder(target).generate(ids, mask, max_new_tokens=24, eos_token_id=[]).sequences[:, 21:]
     eos = [int(plain[1, 3]), int(plain[3, 9])]
     for drafter in (
-        StaticTreeDrafter(head, target.tokens),
+        static_drafter(head, target.tokens),
         ModelDrafter(other, target, DynamicTree(budget=9, top_k=2, depth=4)),
         ModelDrafter(target, target, DynamicTree(budget=5, top_k=1, depth=4)),
         NgramDrafter(),
@@ -192,7 +193,7 @@ def test_static_trees_hold_the_ranked_children_of_the_plain_procedure(
     paths: tuple[tuple[int, ...], ...], target: Target, head: EagleHead
 ) -> None:
     rows = [torch.randint(3, 300, (length,)).tolist() for length in (13, 5, 17)]
-    tree = observed(StaticTreeDrafter(head, target.tokens, paths), target, rows)
+    tree = observed(static_drafter(head, target.tokens, paths), target, rows)
     assert tree.nodes == len(paths) + 1
     assert tree.depths_BN[0].tolist() == sorted(tree.depths_BN[0].tolist())
     for b, row in enumerate(rows):

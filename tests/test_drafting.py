@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.drafting import EagleDrafter
 from eagle.dynamic_tree import DynamicTree
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
@@ -13,6 +12,7 @@ from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from eagle.tree import DraftTree
+from tests.head_drafters import eagle2_drafter
 from tests.tiny import tiny_model
 
 
@@ -71,7 +71,7 @@ def test_proposed_trees_are_those_of_the_plain_procedure(
     torch.manual_seed(2)
     ids = torch.randint(3, 300, (15,))
     features_TH = target.features(ids[None])[0][0]
-    drafter = EagleDrafter(head, target.tokens, budget=budget, top_k=top_k, depth=depth)
+    drafter = eagle2_drafter(head, target.tokens, budget=budget, top_k=top_k, depth=depth)
     row = Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)
     drafter.reset([row], capacity=32)
     fed = 0
@@ -99,7 +99,7 @@ def grown(
     target: Target, head: EagleHead, *, level_cost: float, prompts: int = 1, sampling: Sampling | None = None
 ) -> tuple[DraftTree, int]:
     """The tree behind `prompts` random texts, and how many levels the head was run for."""
-    drafter = EagleDrafter(head, target.tokens, budget=40, top_k=4, depth=6, level_cost=level_cost)
+    drafter = eagle2_drafter(head, target.tokens, budget=40, top_k=4, depth=6, level_cost=level_cost)
     ids_BT = torch.randint(3, 300, (prompts, 16), generator=torch.Generator().manual_seed(2))
     features_BTH = target.features(ids_BT).features_BNH
     sampler = RowSampler(sampling=sampling or Sampling())

@@ -10,7 +10,6 @@ import torch
 from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
-from eagle.drafting import EagleDrafter
 from eagle.dynamic_tree import DynamicTree
 from eagle.eagle3_head import Eagle3Head
 from eagle.errors import EagleError
@@ -20,6 +19,7 @@ from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from tests import eagle3_reference as reference
+from tests.head_drafters import eagle2_drafter
 from tests.oracles import BatchOracle, answers, padded, prompt, with_oracle
 from tests.tiny import FAMILIES, tiny_model
 
@@ -132,7 +132,7 @@ def test_drafts_are_the_references_chain(target: Target, head: Eagle3Head) -> No
     state = reference.random_state()
     ids_T = torch.randint(3, 300, (16,), generator=torch.Generator().manual_seed(3))
     states_TX = hidden_states(target, ids_T[None])[0]
-    drafter = EagleDrafter(head, target.tokens, budget=6, top_k=1, depth=5)
+    drafter = eagle2_drafter(head, target.tokens, budget=6, top_k=1, depth=5)
     assert drafter.aux_layers == AUX
     row = Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)
     drafter.reset([row], capacity=32)
@@ -150,7 +150,7 @@ def test_drafts_are_the_references_chain(target: Target, head: Eagle3Head) -> No
 
 def test_an_lm_head_of_its_own_leaves_the_targets_rows_uncopied(target: Target, head: Eagle3Head) -> None:
     head.bind(target.num_layers)
-    drafter = EagleDrafter(head, target.tokens)
+    drafter = eagle2_drafter(head, target.tokens)
     assert drafter.draft_logits(torch.randn(1, 2, 32)).shape == (1, 2, reference.D)
     assert "layers" not in vars(drafter.vocabulary)
 

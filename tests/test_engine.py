@@ -9,6 +9,7 @@ from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.engine import PackedLinear, packed_copy
 from eagle.errors import EagleError
+from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from tests.tiny import FAMILIES, tiny_model
@@ -87,3 +88,15 @@ def test_the_copy_shares_its_weights() -> None:
 def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(EagleError, match=r'bfloat16 on cpu.*use engine "eager"'):
         packed_copy(tiny_model().to(torch.bfloat16))
+
+
+def test_a_shared_target_keeps_its_engine_unless_another_is_asked_for() -> None:
+    target = Target(tiny_model())
+    target.use_engine("compiled")
+    head = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
+    decoder = SpeculativeDecoder.from_pretrained(target, head)
+    assert target.engine == "compiled"
+    assert isinstance(decoder.drafter, HeadDrafter)
+    assert isinstance(decoder.drafter.head.fc, PackedLinear), "the head runs on the target's engine"
+    SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="eager"))
+    assert target.engine == "eager"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from eagle.drafting import EagleDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.noise import DRAFTS, gumbel
 from eagle.rows import Row
@@ -12,6 +11,7 @@ from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from eagle.tree import DraftTree
 from eagle.vocab import DraftVocabulary
+from tests.head_drafters import eagle2_drafter
 from tests.test_drafting import log_q_after
 from tests.tiny import tiny_model
 
@@ -35,7 +35,7 @@ def draft(
     """A tree after 12 committed tokens, their features, and the tokens that follow them."""
     ids = torch.randint(3, 300, (13,), generator=torch.Generator().manual_seed(2))
     features_TH = target.features(ids[None])[0][0]
-    drafter = EagleDrafter(head, target.tokens, budget=budget, top_k=top_k, depth=depth, children="sampled")
+    drafter = eagle2_drafter(head, target.tokens, budget=budget, top_k=top_k, depth=depth, children="sampled")
     row = Row(prompt_length=1, tokens=ids.tolist(), sampler=RowSampler(sampling=sampling), max_new_tokens=9)
     drafter.reset([row], capacity=32)
     drafter.observe(features_TH[None, :12], ids[None, 1:], torch.tensor([12]))

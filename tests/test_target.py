@@ -1,5 +1,7 @@
 """Target: features, aux features, identity, the probe's refusals. (Families: tests/test_decode.py.)"""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,12 @@ from transformers import (
 )
 
 from eagle.config import TargetConfig
+from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.loading import load_tokenizer
 from eagle.target import Target, weights_hash
 from eagle.token_layers import TokenLayers
-from tests.tiny import FAMILIES, save_tiny_target, tiny_model
+from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
 
@@ -187,6 +190,65 @@ def test_a_target_that_is_not_there_is_one_clear_message(model: str, reason: str
         Target.from_config(TargetConfig(model=model, device="cpu"))
     with pytest.raises(EagleError, match=reason):
         load_tokenizer(TargetConfig(model=model))
+
+
+def damage(text: str | bytes) -> Callable[[Path], None]:
+    return lambda file: file.write_bytes(text.encode() if isinstance(text, str) else text) and None
+
+
+def with_value(**values: object) -> Callable[[Path], None]:
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | values)) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "reason"),
+    [
+        ("config.json", damage("[1]"), "holds a list"),
+        ("config.json", damage(b'{"a": "\xff"}'), "not valid JSON"),
+        ("config.json", with_value(hidden_size="32"), "'hidden_size'.*expected int, got str"),
+        ("config.json", with_value(num_attention_heads=0), "if .*config.json in it is damaged"),
+        ("generation_config.json", damage("{"), "not valid JSON"),
+        ("model.safetensors.index.json", damage('{"weight_map": {"lm_he'), "not valid JSON"),
+        ("model.safetensors.index.json", damage('{"metadata": 3}'), "has no weight_map"),
+        ("model.safetensors", damage(b"abc"), "model.safetensors"),
+        ("pytorch_model.bin", lambda file: torch.save([1], file), "pytorch_model.bin"),
+        ("pytorch_model.bin", damage(b"abc"), "pytorch_model.bin"),
+        ("tokenizer_config.json", damage("[1]"), "holds a list"),
+        ("tokenizer.json", damage('{"version"'), "not valid JSON"),
+    ],
+)
+def test_a_broken_file_is_one_message_that_names_it_and_the_remedy(
+    tmp_path: Path, name: str, spoil: Callable[[Path], None], reason: str
+) -> None:
+    save_tiny_target(tmp_path)
+    if name == "pytorch_model.bin":
+        (tmp_path / "model.safetensors").unlink()
+    spoil(tmp_path / name)
+    with pytest.raises(EagleError, match=rf"(?s){name}.*{reason}|{reason}") as caught:
+        Target.from_pretrained(str(tmp_path), device="cpu")
+    assert name in str(caught.value)
+    assert "fetch or save the model again" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_of_loading_are_refused_where_they_have_no_effect(tmp_path: Path) -> None:
+    target = Target(tiny_model())
+    with pytest.raises(EagleError, match="dtype given with a loaded Target, where they have no effect"):
+        SpeculativeDecoder.from_pretrained(target, dtype="bfloat16")
+    with pytest.raises(EagleError, match="nonsense given with a loaded Target"):
+        SpeculativeDecoder.from_pretrained(target, nonsense=1)
+    with pytest.raises(EagleError, match="tokenizer given with a loaded Target"):
+        SpeculativeDecoder.from_pretrained(target, tokenizer=tiny_tokenizer())
+    with pytest.raises(EagleError, match="device given with a loaded model"):
+        Target.from_pretrained(tiny_model(), device="cpu")
+    with pytest.raises(EagleError, match="unknown target setting dtyp; expected some of revision, dtype, device"):
+        Target.from_pretrained(str(tmp_path), dtyp="bfloat16")
+
+
+def test_a_path_s_tokenizer_may_be_replaced(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path)
+    own = tiny_tokenizer(chat_template="{{ messages }}")
+    assert Target.from_pretrained(str(tmp_path), own, device="cpu").tokenizer is own
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:

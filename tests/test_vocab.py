@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from eagle.checkpoint import check_fits, load_head, save_head
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
-from eagle.drafting import EagleDrafter
 from eagle.errors import EagleError
+from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.static_tree import StaticTreeDrafter
 from eagle.target import Target
 from eagle.token_layers import TokenLayers
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens, DraftVocabulary
+from tests.head_drafters import eagle2_drafter, static_drafter
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 
@@ -153,7 +153,7 @@ def test_a_head_whose_vocabulary_is_of_another_size_does_not_fit(target: Target)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "seed": 5}], ids=["T0", "T0.7"])
-@pytest.mark.parametrize("drafter", [EagleDrafter, StaticTreeDrafter])
+@pytest.mark.parametrize("drafter", [eagle2_drafter, static_drafter])
 def test_drafting_from_a_few_tokens_changes_no_text(
     drafter: Any, sampling: dict[str, Any], target: Target, vocabulary: DraftVocabulary
 ) -> None:
@@ -167,7 +167,7 @@ def test_drafting_from_a_few_tokens_changes_no_text(
     assert torch.equal(out.sequences, plain.sequences)
 
 
-def first_tree(target: Target, drafter: EagleDrafter, ids: torch.Tensor) -> DraftTree:
+def first_tree(target: Target, drafter: HeadDrafter, ids: torch.Tensor) -> DraftTree:
     """What it proposes for the prompt, sampled."""
     seen: list[DraftTree] = []
     propose = drafter.propose
@@ -195,7 +195,7 @@ def test_drafted_tokens_are_target_ids_of_the_draft_vocabulary(target: Target, v
     shape = dict(budget=500, top_k=5, depth=4)  # nothing is pruned: levels could be weighed differently
     trees = [
         first_tree(target, drafter, ids)
-        for drafter in (EagleDrafter(head, layers, **shape), EagleDrafter(full, masked, **shape))
+        for drafter in (eagle2_drafter(head, layers, **shape), eagle2_drafter(full, masked, **shape))
     ]
     assert torch.equal(trees[0].tokens_BN, trees[1].tokens_BN)
     assert torch.equal(trees[0].parents_BN, trees[1].parents_BN)

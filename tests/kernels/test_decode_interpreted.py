@@ -1,14 +1,18 @@
 """A tiny model decodes with its kernels in Triton's interpreter as with the reference, token for token."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import Backend, record, using
 from eagle.target import Target
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.mark.slow
@@ -55,3 +59,43 @@ def test_a_head_s_own_tree_steps_go_through_the_kernel() -> None:
         verified = target.num_layers * out.stats[0].verify_steps
         assert calls["tree_attention", backend] > verified  # type: ignore[index]
     assert trees[0] == trees[1]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+@pytest.mark.parametrize("drafter", ["ngram", "none"])
+def test_the_stats_say_what_ran_the_kernels(kernels: Backend, drafter: Any) -> None:
+    target = Target(tiny_model(num_hidden_layers=2))
+    decode = DecodeConfig(drafter=drafter, kernels=kernels, depth=2)
+    decoder = SpeculativeDecoder.from_pretrained(target, decode=decode)
+    ids = torch.tensor([[5, 6, 7, 5, 6], [8, 9, 8, 9, 8]])
+    out = decoder.generate(ids, max_new_tokens=3, eos_token_id=[])
+    assert out.stats is not None
+    for stats in out.stats:
+        assert stats.kernels["tree_attention"] == {kernels: target.num_layers * stats.verify_steps}
+        assert all(list(paths) == [kernels] for paths in stats.kernels.values())
+        assert stats.as_dict()["kernels"] == stats.kernels
+    plain = decoder.plain().generate(ids, num_beams=2, max_new_tokens=3, eos_token_id=[])
+    assert plain.stats is not None
+    assert all(list(paths) == [kernels] for stats in plain.stats for paths in stats.kernels.values())
+    assert plain.stats[0].kernels
+
+
+def test_triton_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny_model())
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(EagleError, match=r"decode.kernels is triton, which cannot run: .*CPU.*auto or reference"):
+        SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="triton"))
+    SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="auto"))
+
+
+def test_text_between_streamed_pieces_is_not_under_the_decoders_kernels() -> None:
+    target = Target(tiny_model(num_hidden_layers=1), tiny_tokenizer())
+    decoder = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="triton"))
+    for _ in decoder.stream(torch.tensor([[5, 6, 7]]), max_new_tokens=3, eos_token_id=[]):
+        with record() as calls:
+            commit(
+                [torch.zeros(1, 1, 4, 2)],
+                path_BK=torch.tensor([[0]]),
+                **{name: torch.ones(1, dtype=torch.int64) for name in ("counts_B", "lengths_B")},
+            )
+        assert list(calls) == [("commit", "reference")]
