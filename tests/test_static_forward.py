@@ -21,8 +21,10 @@ from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.level_drafter import TreeShape
+from eagle.model_drafter import ModelDrafter
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
+from eagle.static_cache import StaticCache
 from eagle.static_forward import FixedStep, StaticForward
 from eagle.static_tree import StaticTree
 from eagle.target import Target
@@ -201,6 +203,16 @@ def test_the_next_call_finds_what_was_recorded(monkeypatch: pytest.MonkeyPatch) 
     again = decoder.generate(ids.flip(0), mask.flip(0), max_new_tokens=22, eos_token_id=eos)
     assert count.take() <= 2  # other rows may be left, but nothing is recorded anew
     assert torch.equal(again.sequences.flip(0)[:, : first.sequences.shape[1]], first.sequences)
+
+
+def test_a_draft_models_next_batch_takes_the_last_ones_buffers() -> None:
+    drafter = ModelDrafter(static(), Target(tiny_model()), DynamicTree(budget=6, top_k=2, depth=3))
+    row = Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)
+    drafter.reset([row], capacity=32)
+    assert isinstance(drafter.cache, StaticCache)
+    buffers = drafter.cache.buffers
+    drafter.reset([row], capacity=32)
+    assert drafter.cache.buffers is buffers
 
 
 def test_growing_beyond_the_bucket_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
