@@ -20,7 +20,8 @@ RECIPE_COMMANDS = {
 _EPILOG = """\
 A recipe is a YAML file with the sections target, data, features, head, train, decode and eval; configs/ holds examples.
 Every key can be overridden: eagle train RECIPE --train.lr 1e-4 --train.epochs 3
-Every stage resumes what an earlier run left. Exit codes: 0 done, 1 eval --check found a difference, 2 a mistake that is explained, 130 interrupted.
+Every stage resumes what an earlier run left.
+Exit codes: 0 done, 1 eval --check found a difference, 2 a mistake that is explained, 130 interrupted.
 """
 
 
