@@ -141,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", required=True, help="path, hub id or .gguf file")
     parser.add_argument("--head", required=True, help="folder or hub id")
     parser.add_argument("--prompt", default="The most surprising thing about the sea is", help="text to continue")
-    parser.add_argument("--rows", type=int, default=1000, help="continuations per rule")
+    parser.add_argument(
+        "--rows", type=int, default=1600, help="continuations per rule; with fewer, mild faults are not told apart"
+    )
     parser.add_argument("--only", nargs="+", choices=[*LOSSLESS, *MUTANTS], help="these variants alone")
     parser.add_argument("--batch", type=int, default=128, help="rows decoded together")
     parser.add_argument("--temperature", type=float, default=0.7)

@@ -1,5 +1,6 @@
 """Running the requests of an evaluation: render, ask every method in turn, compare, log."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,11 +39,11 @@ class Runner:
         self.methods, self.settings = dict(methods), list(settings)
 
     def warm_up(self, prompt: Prompt) -> None:
-        """Lets every method answer the first turn, uncounted: allocations, thread pools, caches, compilation."""
+        """Lets every method answer the first turn under every setting, uncounted: allocations, caches, compilation."""
         ids = prompt_ids(self.tokenizer, first_turn(prompt))
         if self._fits(ids):
-            for method in self.methods.values():
-                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), self.settings[-1], 0)
+            for method, setting in itertools.product(self.methods.values(), self.settings):
+                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), setting, 0)
 
     def answer(self, prompt: Prompt, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
         """Answers the turns that the log lacks. Returns what was passed over, with the reason."""

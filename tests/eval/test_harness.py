@@ -137,6 +137,27 @@ def test_later_turns_hold_plain_decodings_own_answers(recipe: Recipe, monkeypatc
     assert second[1]["content"] == reply
 
 
+def test_every_method_is_warmed_up_under_every_setting(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def noting(*args: object, **kwargs: object) -> dict[str, Method]:
+        def noted(method: Method) -> Method:
+            def run(ids_1T: torch.Tensor, limit: int, setting: Setting, seed: int) -> Answer:
+                calls.append((method.name, setting.label))
+                return method.run(ids_1T, limit, setting, seed)
+
+            return dataclasses.replace(method, run=run)
+
+        return {name: noted(method) for name, method in make_methods(*args, **kwargs).items()}
+
+    monkeypatch.setattr(harness, "make_methods", noting)
+    overrides = ["--eval.sampling=['T=0','T=0.8']", "--eval.methods=[plain,eagle2]"]
+    harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))
+    assert set(calls[:4]) == {(name, label) for name in ("plain", "eagle2") for label in ("T=0", "T=0.8")}
+
+
 def test_each_method_runs_first_equally_often(recipe: Recipe) -> None:
     harness.evaluate(recipe)
     lines = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
