@@ -28,6 +28,9 @@ def search(target: Target, rows: list[Row], settings: BeamSettings) -> list[RowS
         features_BTH = target.prefill(ids_BT, lengths_B, cache).features_BNH
         logits_XV = target.logits(features_BTH[torch.arange(len(rows)), lengths_B - 1])
     _note_memory(searches, cache)
+    for one in searches:
+        one.row.stats.kv_bytes_per_token = cache.row_bytes // cache.capacity
+        one.stats.kv_tokens = len(one.row.tokens)
     running = searches
     while running:
         origins_X = _advance(running, logits_XV)
@@ -57,9 +60,12 @@ def _forward(target: Target, running: list[RowSearch], cache: TreeCache) -> torc
     tree = DraftTree.roots(torch.tensor([found.token for one in running for found in one.live]))
     states = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache)
     cache.commit(torch.zeros(cache.rows, 1, dtype=torch.int64), torch.ones(cache.rows, dtype=torch.int64))
+    first = 0
     for one in running:
         one.row.stats.count_step(path_length=1, at_leaf=True)
         one.stats.forward_rows += len(one.live)
+        one.stats.kv_tokens = max(one.stats.kv_tokens, len(one.live) * int(cache.lengths_B[first]))
+        first += len(one.live)
     return target.logits(states.features_BNH[:, 0])
 
 

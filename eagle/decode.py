@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from eagle.arguments import Arguments, resolve
@@ -28,6 +28,7 @@ from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
 from eagle.kernels.dispatch import Backend, missing, since, snapshot, using
 from eagle.node_view import views
+from eagle.pieces import PieceStream
 from eagle.rows import Row, timed
 from eagle.rules import make_rule
 from eagle.stats import DecodeStats
@@ -170,6 +171,15 @@ class SpeculativeDecoder:
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **arguments: Any
     ) -> Iterator[str]:
         """`generate`'s text for one row, piece by piece as tokens are committed. Raises at the call, as `generate`."""
+        return (piece.text for piece in self.pieces(input_ids, attention_mask, **arguments) if piece.text)
+
+    def pieces(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **arguments: Any
+    ) -> PieceStream:
+        """As `stream`, token by token: each with its text and how it came (drafted, bonus, correction, plain).
+
+        The iterator's `stats` and `tokens` say how far it is; its `blocks()` gives the pieces of one verify step at a time.
+        """
         if self.target.tokenizer is None:
             raise EagleError("streaming text needs the tokenizer; pass it to from_pretrained(..., tokenizer=...)")
         call = resolve(self.target, input_ids, attention_mask, **arguments)
@@ -177,14 +187,7 @@ class SpeculativeDecoder:
             raise EagleError("text of a search with num_beams cannot be streamed: it may change its mind; use generate")
         if len(call.rows) > 1:
             raise EagleError(f"text is streamed for one row, the batch has {len(call.rows)}; stream them one by one")
-        return self._pieces(call.rows, _Pieces(self.target.tokenizer, skip_special_tokens=True))
-
-    def _pieces(self, rows: list[Row], pieces: "_Pieces") -> Iterator[str]:
-        for blocks in self._run(rows):
-            pieces.put(torch.tensor(blocks[0]))
-            yield from pieces.take()
-        pieces.end()
-        yield from pieces.take()
+        return PieceStream(self._run(call.rows), call.rows[0], self.target.tokenizer)
 
     def _run(self, rows: list[Row]) -> Iterator[list[list[int]]]:
         """Yields, after every cycle, the tokens committed to each of `rows` (none for those that ended before)."""
@@ -226,6 +229,7 @@ class SpeculativeDecoder:
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
+            row.stats.kv_bytes_per_token = cache.row_bytes // cache.capacity
         if self.drafter is not None:
             with batch.clock("draft_ms"):
                 self.drafter.reset(rows, capacity=cache.capacity)
@@ -326,18 +330,3 @@ def _search_output(call: Arguments, searches: list[RowSearch], input_ids: torch.
         sequences_scores=torch.tensor([answer.score for answer in answers], device=input_ids.device),
         stats=[row.stats for row in call.rows],
     )
-
-
-class _Pieces(TextStreamer):
-    """Collects the text that Hugging Face's streamer would print."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, **arguments: Any):
-        super().__init__(tokenizer, **arguments)
-        self._pieces: list[str] = []
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self._pieces.append(text)
-
-    def take(self) -> list[str]:
-        pieces, self._pieces = [piece for piece in self._pieces if piece], []
-        return pieces

@@ -2,9 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from eagle.kernels.dispatch import Path
+
+Origin = Literal["plain", "drafted", "bonus", "correction"]
+"""How a token came. drafted: an accepted draft; bonus: the target's own behind an accepted leaf; correction: the target's own
+where the walk left the tree; plain: without drafts (the prefill's token, and steps whose tree was its root alone)."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,6 +29,8 @@ class BeamStats:
     """Memory reserved for the row's keys and values at its most hypotheses."""
     plain_kv_bytes: int = 0
     """The same for plain decoding of the row: one hypothesis."""
+    kv_tokens: int = 0
+    """Tokens whose keys and values were held at the search's fullest: live hypotheses times their length, prompt included."""
 
     @property
     def share_saved(self) -> float:
@@ -47,6 +53,8 @@ class DecodeStats:
 
     accepted: list[int] = dataclasses.field(default_factory=list)
     """Accepted draft tokens of each verify step, before EOS and length trimming."""
+    ended_at_leaf: list[bool] = dataclasses.field(default_factory=list)
+    """Whether each verify step's walk ended at a leaf (its last token is a bonus token) or left the tree (a correction)."""
     attempts_per_depth: list[int] = dataclasses.field(default_factory=list)
     """[d]: verify steps whose walk stood at depth d on a node with children."""
     accepted_per_depth: list[int] = dataclasses.field(default_factory=list)
@@ -65,6 +73,8 @@ class DecodeStats:
     """"eos", "stop" (a stop string or criterion) or "length"."""
     seed: int = 0
     """The row's 64-bit seed."""
+    kv_bytes_per_token: int = 0
+    """Memory that the target's keys and values of one token take, over all layers."""
     rule: str = "coupled"
     """The verification rule (eagle.rules)."""
     lossless: bool = True
@@ -90,6 +100,15 @@ class DecodeStats:
         return (self.new_tokens - 1) / max(self.verify_steps, 1)
 
     @property
+    def origins(self) -> list[Origin]:
+        """How each new token came, in order; those that stopping cut off are left out."""
+        origins: list[Origin] = ["plain"]
+        for accepted, at_leaf in zip(self.accepted, self.ended_at_leaf):
+            last: Origin = "correction" if not at_leaf else "bonus" if accepted else "plain"
+            origins += [*["drafted"] * accepted, last]
+        return origins[: self.new_tokens]
+
+    @property
     def acceptance_per_depth(self) -> list[float]:
         """[d]: share of the walks standing at depth d, on a node with children, that went on to depth d + 1.
 
@@ -112,6 +131,7 @@ class DecodeStats:
         """Counts one verify step whose walk visited `path_length` nodes, the root included."""
         drafts = path_length - 1
         self.accepted.append(drafts)
+        self.ended_at_leaf.append(at_leaf)
         stood = drafts if at_leaf else drafts + 1
         while len(self.attempts_per_depth) < stood:
             self.attempts_per_depth.append(0)
