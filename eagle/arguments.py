@@ -18,6 +18,7 @@ from eagle.beam_settings import BeamSettings, beam_settings, take_own_keywords
 from eagle.errors import EagleError
 from eagle.noise import row_seeds
 from eagle.padding import unpadded
+from eagle.presets import within
 from eagle.processors import build_criteria, build_processors
 from eagle.rows import Row
 from eagle.sampling import FilterOrder, Processor, RowSampler, Sampling
@@ -59,6 +60,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
 # What a keyword may say on greedy rows without being ignored.
 _GREEDY: dict[str, tuple[Any, ...]] = {"temperature": (0, 1), "top_k": (0, 50), "top_p": (1,), "min_p": (0,)}
 
+_OF_PRESETS = ("do_sample", "temperature", "top_p", "top_k", "max_new_tokens", "max_length")
+
 HF_TOP_K = 50
 """Hugging Face samples among this many tokens when neither caller nor model says a top_k."""
 DEFAULT_NEW_TOKENS = 256
@@ -89,6 +92,7 @@ def resolve(
     filter_order: FilterOrder = "sequential",
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
+    preset: str | None = None,
     **keywords: Any,
 ) -> Arguments:
     """One Row per sequence asked for.
@@ -97,6 +101,7 @@ def resolve(
     one, pad tokens are padding, unless they are also an EOS. tokenizer: for stop_strings (default: the target's).
     seed: an int (rows get `eagle.noise.row_seeds` of it), one per sequence returned, or None (drawn from torch's global
     generator). filter_order: see eagle.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.penalties.
+    preset: a template of eagle.presets; keywords go over its temperature, top_p, top_k and max_new_tokens, within its bounds.
     keywords: those of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0:
     greedy); with num_beams above 1 also search, sample_first, prune_relative, prune_absolute and prune_local
     (eagle.beam_settings.BeamSettings). As in Hugging Face an explicit None switches off (eos_token_id, top_k), and
@@ -104,6 +109,10 @@ def resolve(
     Raises EagleError for what is not supported or does not fit.
     """
     keywords = {name: _plain(value) for name, value in keywords.items()}
+    fitted = preset is not None and keywords.get("max_new_tokens") is None
+    if preset is not None:
+        _refuse_beside_preset(generation_config, keywords)
+        keywords |= within(preset, keywords)
     search_keywords = take_own_keywords(keywords)
     per_row = {name: keywords.pop(name) for name in _GREEDY if isinstance(keywords.get(name), (list, tuple))}
     with _hugging_face_checks():
@@ -136,7 +145,7 @@ def resolve(
             filter_order=filter_order,
             seed=row_seed,
         )
-        limit = _max_new_tokens(config, len(prompt), target)
+        limit = _max_new_tokens(config, len(prompt), target, fitted=fitted)
         with _hugging_face_checks():
             processors = build_processors(
                 config,
@@ -232,8 +241,24 @@ def _of_row(per_row: dict[str, Any], name: str, row: int, rows: int, shared: Any
     return values[row]
 
 
-def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target) -> int:
-    if config.max_new_tokens is not None:
+def _refuse_beside_preset(config: GenerationConfig | None, keywords: dict[str, Any]) -> None:
+    """A template and a config that both say what the template says: which one is meant?"""
+    said = [] if config is None else [name for name in _OF_PRESETS if getattr(config, name, None) is not None]
+    if said:
+        raise EagleError(
+            f"a preset was given, and a generation_config that sets {', '.join(said)}; leave one out (keywords go over a preset)"
+        )
+    if keywords.get("max_length") is not None:
+        raise EagleError(
+            f"max_length={keywords['max_length']} beside a preset, which bounds max_new_tokens; say max_new_tokens"
+        )
+
+
+def _max_new_tokens(config: GenerationConfig, prompt: int, target: Target, *, fitted: bool) -> int:
+    """fitted: the length is a template's, not the caller's: it shrinks to the positions that are left."""
+    if fitted and target.max_positions is not None:
+        limit = max(1, min(int(config.max_new_tokens), target.max_positions - prompt))
+    elif config.max_new_tokens is not None:
         limit = int(config.max_new_tokens)
     elif config.max_length is not None:
         limit = int(config.max_length) - prompt

@@ -154,6 +154,12 @@ class DecodeConfig:
     rule: Literal["coupled", "rejection", "block", "top_k", "typical"] = "coupled"
     """Verification rule. coupled: plain decoding's text, token for token; rejection, block (chains: top_k 1): the target's
     distribution; top_k, typical: lossy."""
+    rule_top_k: int = 3
+    """Rule top_k, wherever it is named: a draft is accepted among so many of the target's likeliest tokens."""
+    rule_epsilon: float = 0.3
+    """Rule typical, wherever it is named: probability that is always enough."""
+    rule_delta: float = 0.09
+    """Rule typical: else a draft needs more than this times exp(-entropy), so that flat distributions accept less likely ones."""
     children: Literal["auto", "coupled", "sampled", "top"] = "auto"
     """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
     engine: Literal["eager", "compiled", "cudagraph"] = "eager"

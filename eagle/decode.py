@@ -30,7 +30,7 @@ from eagle.kernels.dispatch import Backend, missing, since, snapshot, using
 from eagle.node_view import views
 from eagle.pieces import PieceStream
 from eagle.rows import Row, timed
-from eagle.rules import make_rule
+from eagle.rules import make_rule, rule_of
 from eagle.stats import DecodeStats
 from eagle.target import Target, TargetStates, refuse_config
 from eagle.tree import DraftTree
@@ -115,7 +115,7 @@ class SpeculativeDecoder:
         decode = DecodeConfig(engine=target.engine) if decode is None else decode
         target.use_engine(decode.engine)
         rule = decode.rule if rule is None else rule
-        rule = make_rule(rule) if isinstance(rule, str) else rule
+        rule = rule_of(decode, rule) if isinstance(rule, str) else rule
         drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)
         rule = "coupled" if drafter is None else rule
         return cls(target, drafter, rule, kernels=decode.kernels)

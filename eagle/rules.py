@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 from typing import Any
 
+from eagle.config import DecodeConfig
 from eagle.errors import EagleError
 from eagle.verify import Coupled, Rule
 from eagle.verify_block import Block
@@ -26,6 +27,16 @@ def make_rule(name: str, **options: Any) -> Rule:
         if option not in known:
             raise EagleError(f'the rule "{name}" has no option {option}; {_nearest(option, known)}')
     return rule(**options)
+
+
+def rule_of(decode: DecodeConfig, name: str | None = None) -> Rule:
+    """The rule that `decode` names (or `name`), with the options that `decode` has for it."""
+    name = decode.rule if name is None else name
+    options: dict[str, dict[str, Any]] = {
+        TopK.name: {"k": decode.rule_top_k},
+        Typical.name: {"epsilon": decode.rule_epsilon, "delta": decode.rule_delta},
+    }
+    return make_rule(name, **options.get(name, {}))
 
 
 def _nearest(name: str, known: list[str]) -> str:

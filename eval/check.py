@@ -28,7 +28,7 @@ from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
-from eagle.rules import make_rule
+from eagle.rules import rule_of
 from eagle.target import Target
 from eagle.verify import Coupled
 
@@ -72,7 +72,7 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
 
     Raises EagleError for a rule that does not promise that, for no drafter, and for a head that is missing or not read.
     """
-    rule = make_rule(recipe.decode.rule)
+    rule = rule_of(recipe.decode)
     if not isinstance(rule, Coupled):
         raise EagleError(
             f'the rule "{rule.name}" does not promise plain decoding\'s tokens; take decode.rule coupled, or check the '
