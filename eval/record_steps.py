@@ -1,0 +1,170 @@
+"""Real decode steps for the report: one prompt through the decoder, with every tree and every walk noted down.
+
+The rule is wrapped: what it sees and says is recorded, what it does is unchanged, so the answer is the one that was measured.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.eval.batch_answer import bare_generation_config
+from eagle.eval.settings import Setting
+from eagle.tree import DraftTree
+from eagle.verify import NodeView, Rule, Walk
+
+SHOWN_STEPS = 5
+"""Steps whose trees are kept whole."""
+BINS = 10
+"""Equal widths of confidence in which acceptance is counted."""
+CONTEXT = 12
+"""Tokens before a token with which its text is found: its piece may depend on them."""
+
+
+class Recorder:
+    """A rule that notes what another one does."""
+
+    def __init__(self, rule: Rule):
+        self._rule = rule
+        self.name, self.lossless, self.noise = rule.name, rule.lossless, rule.noise
+        self.children, self.chains_only = rule.children, rule.chains_only
+        self.steps: list[tuple[DraftTree, Walk]] = []
+
+    def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
+        walk = self._rule.walk(tree, row, view)
+        self.steps.append((tree, walk))
+        return walk
+
+
+def record_steps(
+    decoder: SpeculativeDecoder,
+    ids: Sequence[int],
+    *,
+    setting: Setting,
+    seed: int,
+    max_new_tokens: int,
+    question: str,
+    method: str,
+    shown: int = SHOWN_STEPS,
+) -> dict[str, Any]:
+    """One answer, how each of its tokens came, and `shown` of its verify steps with their trees (results.schema.json: trees).
+
+    decoder: one that drafts. ids: the prompt's token ids; question: what it asks, for the reader.
+    """
+    tokenizer = decoder.target.tokenizer
+    if tokenizer is None:
+        raise EagleError(f"target {decoder.target.name} has no tokenizer; load it with one")
+    recorder = Recorder(decoder.rule)
+    recording = SpeculativeDecoder(decoder.target, decoder.drafter, recorder, kernels=decoder.kernels)
+    ids_1T = torch.tensor([list(ids)], device=decoder.target.device)
+    with bare_generation_config(decoder.target):
+        stream = recording.pieces(ids_1T, max_new_tokens=max_new_tokens, seed=[seed], **setting.arguments())
+        blocks = list(stream.blocks())  # the prefill's token, then what each verify step brought
+    answer = stream.tokens
+    starts = list(itertools.accumulate(len(block) for block in blocks))
+    kept = _choose([len(walk.path) for _, walk in recorder.steps], shown)
+    return {
+        "method": method,
+        "rule": recorder.name,
+        "setting": setting.label,
+        "question": question,
+        "seed": seed,
+        "verify_steps": len(recorder.steps),
+        "accepted": [len(walk.path) - 1 for _, walk in recorder.steps],
+        "tokens": [
+            {
+                "text": piece.text,
+                "origin": piece.origin if number else "prefill",
+                "step": number - 1 if number else None,
+            }
+            for number, block in enumerate(blocks)
+            for piece in block
+        ],
+        "steps": [
+            _step(tokenizer, [*ids, *answer[: starts[number]]], number, *recorder.steps[number]) for number in kept
+        ],
+        "calibration": calibration(recorder.steps),
+    }
+
+
+def _choose(path_lengths: Sequence[int], shown: int) -> list[int]:
+    """The steps to show, ascending: the ones that accepted most, and the first that accepted nothing."""
+    by_length = sorted(range(len(path_lengths)), key=lambda number: (-path_lengths[number], number))
+    misses = [number for number in range(len(path_lengths)) if path_lengths[number] == 1]
+    chosen = misses[:1] + [number for number in by_length if number not in misses[:1]]
+    return sorted(chosen[:shown])
+
+
+def _step(
+    tokenizer: PreTrainedTokenizerBase, before: list[int], number: int, tree: DraftTree, walk: Walk
+) -> dict[str, Any]:
+    """before: every token up to the root, the root included."""
+    tokens, parents = tree.tokens_BN[0].tolist(), tree.parents_BN[0].tolist()
+    log_confidence = tree.log_confidence_BN[0].tolist()
+    paths: list[list[int]] = []
+    nodes = []
+    accepted = set(walk.path)
+    for node, (token, parent) in enumerate(zip(tokens, parents)):
+        paths.append([] if parent < 0 else [*paths[parent], token])
+        above = before[:-1] if parent < 0 else [*before, *paths[parent]]
+        nodes.append(
+            {
+                "text": node_text(tokenizer, above, token),
+                "token": token,
+                "parent": parent,
+                "depth": int(tree.depths_BN[0, node]),
+                "confidence": math.exp(log_confidence[node]),
+                "accepted": node in accepted,
+            }
+        )
+    last = [*before, *walk.tokens[:-1]]
+    emitted = {
+        "text": node_text(tokenizer, last, walk.tokens[-1]),
+        "token": walk.tokens[-1],
+        "parent": walk.path[-1],
+        "origin": "bonus" if walk.at_leaf else "correction",
+    }
+    return {"step": number, "nodes": nodes, "emitted": emitted}
+
+
+def node_text(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], token: int) -> str:
+    """What a token adds to the text; the vocabulary's own name of it where that is nothing whole (part of a character)."""
+    context = list(before[-CONTEXT:])
+    stem = tokenizer.decode(context)
+    whole = tokenizer.decode([*context, token])
+    added = whole[len(stem) :] if whole.startswith(stem) else ""
+    if added and "\ufffd" not in added:
+        return added
+    name = tokenizer.convert_ids_to_tokens(token)
+    return name if isinstance(name, str) else f"<{token}>"
+
+
+def calibration(steps: Sequence[tuple[DraftTree, Walk]]) -> list[dict[str, Any]]:
+    """Per bin of path confidence: drafted nodes, their mean confidence, and the share of them that was accepted."""
+    counts = [{"nodes": 0, "confidence": 0.0, "accepted": 0} for _ in range(BINS)]
+    for tree, walk in steps:
+        accepted = set(walk.path)
+        for node, log_confidence in enumerate(tree.log_confidence_BN[0].tolist()):
+            if node == 0:
+                continue
+            confidence = math.exp(log_confidence)
+            tally = counts[min(BINS - 1, int(confidence * BINS))]
+            tally["nodes"] += 1
+            tally["confidence"] += confidence
+            tally["accepted"] += node in accepted
+    return [
+        {
+            "low": number / BINS,
+            "high": (number + 1) / BINS,
+            "nodes": tally["nodes"],
+            "confidence": tally["confidence"] / tally["nodes"],
+            "accepted": tally["accepted"] / tally["nodes"],
+        }
+        for number, tally in enumerate(counts)
+        if tally["nodes"]
+    ]
