@@ -164,18 +164,19 @@ def report(cases: Iterable[Case], *, output: Path | None = None) -> int:
 
 
 def environment() -> dict[str, str]:
-    """What the numbers were taken on."""
+    """What the numbers were taken on. The commit says so when kernels have changed since."""
     import triton
 
-    root = Path(__file__).resolve().parent.parent
-    told = subprocess.run(
-        ["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
+    def git(*command: str) -> str:
+        root = Path(__file__).resolve().parent.parent
+        return subprocess.run(["git", "-C", root, *command], capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "kernels/*.py")
     gpu = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if gpu else f"{platform.machine()} CPU, Triton's interpreter: no times",
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": str(torch.version.cuda),
-        "commit": told.stdout.strip() or "unknown",
+        "commit": (git("rev-parse", "--short", "HEAD") or "unknown") + " with changes" * bool(changed),
     }

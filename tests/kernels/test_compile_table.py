@@ -20,6 +20,7 @@ def test_representative_versions_compile_without_spills(tmp_path: Path) -> None:
     """In a process of its own: kernels that were imported for the interpreter cannot be compiled."""
     output = tmp_path / "table.md"
     command = [sys.executable, "-m", "eagle.kernels.compile_table", "--representative", "--output", str(output)]
+    command += ["--cache", str(tmp_path / "cache.jsonl")]
     told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     summary = json.loads(told.stdout.splitlines()[-1])
     assert summary["problems"] == []
@@ -46,23 +47,88 @@ for kernel in folders():
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
 
 
-def test_failures_are_rows_of_the_table_and_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def pretended(wanted: Sequence[tuple[str, str, int]], *, jobs: int) -> Iterator[Compiled]:
-        for i, (kernel, name, arch) in enumerate(wanted):
-            yield Compiled(
-                kernel=kernel, name=name, arch=arch, registers=99, spilled=8, problem="spills 8 bytes" if i else ""
-            )
+class Pretended:
+    """Instead of the compiler: counts what it is asked for; the second and later versions spill."""
 
-    monkeypatch.setattr("eagle.kernels.compile_table.compiled", pretended)
+    def __init__(self, *, stop_after: int | None = None):
+        self.asked: list[tuple[str, str, int]] = []
+        self.stop_after = stop_after
+
+    def __call__(self, wanted: Sequence[tuple[str, str, int]], *, jobs: int) -> Iterator[Compiled]:
+        for i, (kernel, name, arch) in enumerate(wanted):
+            if i == self.stop_after:
+                raise KeyboardInterrupt
+            self.asked.append((kernel, name, arch))
+            problem = "spills 8 bytes" if i else ""
+            yield Compiled(kernel=kernel, name=name, arch=arch, registers=99, spilled=8 * (i > 0), problem=problem)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert (
-        main(["--kernel", "commit", "--match", "d64 16-bit path", "--arch", "80", "--arch", "90", "--jobs", "1"]) == 1
-    )
+    chosen = ["--kernel", "commit", "--match", "d64 16-bit", "--arch", "80", "--arch", "90"]
+    return [*chosen, "--jobs", "1", "--cache", str(tmp_path / "cache.jsonl"), "--output", str(tmp_path / "table.md")]
+
+
+def test_spills_are_rows_of_the_table_and_an_exit_code(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("eagle.kernels.compile_table.compiled", Pretended())
+    assert main(arguments) == 1
     out = capsys.readouterr().out.splitlines()
-    assert "| commit | d64 16-bit path | 0 | 99 / 8 / 0 | 99 / 8 / 0 |" in out
+    assert "| commit | d64 16-bit path | 0 | 99 / 0 / 0 | 99 / 8 / 0 |" in out
+    assert "| commit | sm_90 | 2 | 99 | 2 (8) | 0 | 2 |" in out
     assert json.loads(out[-1])["problems"][0]["problem"] == "spills 8 bytes"
+    written = Path(arguments[-1]).read_text()
+    assert "4 compilations, 3 problems" in written
+    assert "- sm_90 commit d64 16-bit path: spills 8 bytes" in written
+
+
+def test_a_kill_loses_nothing_and_a_rerun_compiles_what_is_missing(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = Pretended(stop_after=2), Pretended(), Pretended()
+    monkeypatch.setattr("eagle.kernels.compile_table.compiled", first)
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    cache = tmp_path / "cache.jsonl"
+    cache.write_text(cache.read_text() + '{"key": "torn')
+    monkeypatch.setattr("eagle.kernels.compile_table.compiled", second)
+    assert main(arguments) == 1
+    assert len(first.asked) == len(second.asked) == 2
+    assert not set(first.asked) & set(second.asked)
+    monkeypatch.setattr("eagle.kernels.compile_table.compiled", third)
+    assert main(arguments) == 1, "a promise broken in an earlier run is broken still"
+    assert third.asked == []
+
+
+def test_what_is_compiled_decides_what_is_found_again() -> None:
+    """Code, callees, constants, types, options, architecture; not comments, nor the place in the file."""
+    code = r"""
+from dataclasses import replace
+import eagle.kernels.noise.device as device
+import eagle.kernels.draft_loss.triton as module
+from eagle.kernels.compile_cache import fingerprint
+from eagle.kernels.sample.triton import variants
+base = next(module.variants())
+same = fingerprint(base, 80)
+assert same == fingerprint(base, 80)
+for change in ({"types": {**base.types, "Losses": "*fp16"}}, {"constants": {"BLOCK": 64}}, {"num_warps": 2},
+               {"num_stages": 7}, {"options": {"maxnreg": 64}}, {"divisible": frozenset()}):
+    assert fingerprint(replace(base, **change), 80) != same, change
+assert fingerprint(base, 90) != same
+source = base.function.src
+base.function._unsafe_update_src(source.replace("row = ", "# where\n    row  =  ", 1))
+assert fingerprint(base, 80) == same
+base.function._unsafe_update_src(source.replace("tl.log(", "tl.log2(", 1))
+assert fingerprint(base, 80) != same
+race = next(v for v in variants() if v.name.startswith("race"))
+before = fingerprint(race, 80)
+called = device.uniform  # by gumbel_of, by token_gumbel
+called._unsafe_update_src(called.src.replace("+", "-", 1))
+assert fingerprint(race, 80) != before, "a function that it calls has changed"
+"""
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
 
 
 def test_a_version_that_does_not_compile_says_why() -> None:
