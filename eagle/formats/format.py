@@ -1,0 +1,191 @@
+"""What a file format of draft heads is, as data: who writes it, how it names things, what its loader can and cannot take.
+
+One module per format holds one `Format` (eagle/formats/reference.py, vllm.py, ...); eagle/formats/registry.py lists them.
+Reading (read.py), writing (write.py) and anything that judges a folder work from these tables alone.
+c is the number of a target's layers applied: Hugging Face's hidden_states index.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Version = Literal["eagle1", "eagle3"]
+VERSION_NAMES: Mapping[Version, str] = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+EAGLE_CONFIG = "eagle_config"
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+"""RoPE scalings that a head of this project computes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerIds:
+    """One place in config.json that may name the layers an EAGLE-3 head looks at."""
+
+    path: tuple[str, ...]
+    """Keys down to the list."""
+    added: int
+    """c is the number there plus this."""
+    sglang: bool = False
+    """SGLang reads it, adding what its rule for the target's family says (layer_ids.py) instead."""
+
+    @property
+    def key(self) -> str:
+        """As messages name it."""
+        return ".".join(self.path)
+
+
+OWN_IDS = LayerIds(path=("aux_layers",), added=0)
+TOP_IDS = LayerIds(path=(LAYER_IDS,), added=0)
+NESTED_IDS = LayerIds(path=(EAGLE_CONFIG, LAYER_IDS), added=1, sglang=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a loader of one version's heads computes. Where it says no, the loader would fail or compute something else."""
+
+    architecture: str
+    """What config.json's `architectures` must name."""
+    method: str | None = None
+    """What the runtime calls this kind of drafting on its command line."""
+    fc_bias: Literal["no", "optional", "always"] = "no"
+    """Bias of the fusing projection; always: the parameter exists whatever config.json says, so zeros are written."""
+    attention_bias: Literal["no", "qkv", "qkvo"] = "no"
+    """Biases of q, k, v; qkvo: with them comes one of o_proj, so zeros are written."""
+    mlp_bias: bool = False
+    norm_before_residual: bool = False
+    """The residual may be the normed feature."""
+    rope_types: tuple[str, ...] = ROPE_TYPES
+    draft_vocabulary: bool = True
+    """Files may hold a reduced vocabulary (d2t)."""
+    three_layers: bool = True
+    """EAGLE-3: looks at exactly three layers."""
+    embed_tokens: bool = False
+    """The file must carry the target's embeddings."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadFiles:
+    """A head's folder as it was read, nothing changed."""
+
+    folder: Path
+    values: dict[str, Any]
+    """config.json."""
+    state: dict[str, torch.Tensor]
+    weights: str
+    """The weights' (index) file."""
+    sidecar: dict[str, Any] | None
+    """SIDECAR's object, where the folder was written by `eagle export`."""
+
+    @property
+    def version(self) -> Version:
+        """By the tensors: only an EAGLE-3 layer norms the feature."""
+        return "eagle3" if any(key.endswith("hidden_norm.weight") for key in self.state) else "eagle1"
+
+    def named(self, *names: str) -> str | None:
+        """The first of these architectures that config.json names."""
+        found = self.values.get("architectures")
+        return next((name for name in found or () if name in names), None) if isinstance(found, list) else None
+
+
+SIDECAR = "eagle_export.json"
+"""Written beside exported files: the format, what this project knows of the head that the format cannot hold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """One format. Formats that only a few details tell apart share everything else (dataclasses.replace)."""
+
+    name: str
+    """As --format and --to name it."""
+    title: str
+    """As messages name it."""
+    source: str
+    """Where its rules are written down."""
+    sign: Callable[[HeadFiles], str | None]
+    """The evidence that a folder is of this format; None: it is not."""
+    prefixes: Mapping[Version, Mapping[str, str]]
+    """Beginnings of tensor names, theirs -> ours; names without one are the same."""
+    layer_ids: tuple[LayerIds, ...] = (TOP_IDS, NESTED_IDS)
+    """Where EAGLE-3's layers may be named, the first that is there counts."""
+    flatten: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """config.json as one Llama-like object, for formats that nest it."""
+    rope_theta: float | None = 10000.0
+    """RoPE base where config.json names none; None: it must."""
+    norm_before_residual: bool | None = False
+    """Its meaning where config.json does not tell; None: unknown, it must."""
+    derives_t2d: bool = False
+    """Files hold d2t alone."""
+    of_target: tuple[str, ...] = ()
+    """Tensors of the target that its files carry and its loaders ignore."""
+    doubts: tuple[str, ...] = ()
+    """What its files may say otherwise than how their head was trained; an import repeats it."""
+
+    limits: Mapping[Version, Limits] = dataclasses.field(default_factory=dict)
+    """What its loader takes, by version; empty: nothing is exported in this format."""
+    unsupported: Mapping[Version, str] = dataclasses.field(default_factory=dict)
+    """Why a version is not exported in this format, and the remedy."""
+    notes: tuple[str, ...] = ()
+    """What an export in this format should tell."""
+
+    def theirs(self, name: str, version: Version) -> str:
+        """Our name of a tensor -> the format's."""
+        for their, our in self.prefixes.get(version, {}).items():
+            if name.startswith(our):
+                return their + name.removeprefix(our)
+        return name
+
+    def ours(self, name: str, version: Version) -> str:
+        """The format's name of a tensor -> ours."""
+        for their, our in self.prefixes.get(version, {}).items():
+            if name.startswith(their):
+                return our + name.removeprefix(their)
+        return name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A key of config.json that changes what a head computes, and the one value under which ours computes the same."""
+
+    path: tuple[str, ...]
+    expected: Any
+    meaning: str
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+
+FLAGS = (
+    Flag(path=("hidden_act",), expected="silu", meaning="the MLP's activation"),
+    Flag(path=("num_hidden_layers",), expected=1, meaning="number of layers"),
+    Flag(path=("add_para_norm",), expected=False, meaning="norms before fc (a variant of HASS)"),
+    Flag(path=("layernorms",), expected=False, meaning="norms before fc (a variant of HASS)"),
+    Flag(path=("norm_before_fc",), expected=False, meaning="a norm before fc"),
+    Flag(path=("fc_norm",), expected=False, meaning="norms before fc"),
+    Flag(path=("norm_output",), expected=False, meaning="the recursive feature is normed"),
+    Flag(path=("parallel_drafting",), expected=False, meaning="several tokens drafted in one step"),
+    Flag(path=(EAGLE_CONFIG, "use_aux_hidden_state"), expected=True, meaning="several layers of the target are fused"),
+    Flag(path=(EAGLE_CONFIG, "use_last_layernorm"), expected=True, meaning="a norm before the LM head"),
+    Flag(path=(EAGLE_CONFIG, "use_input_layernorm_in_first_layer"), expected=True, meaning="the embedding's norm"),
+    Flag(path=(EAGLE_CONFIG, "use_mtp_layernorm"), expected=False, meaning="norms of multi-token prediction"),
+    Flag(path=(EAGLE_CONFIG, "parallel_draft_step"), expected=1, meaning="tokens drafted in one step"),
+    Flag(path=(EAGLE_CONFIG, "norm_before_fc"), expected=False, meaning="a norm before fc"),
+    Flag(path=(EAGLE_CONFIG, "eh_proj_before_attn"), expected=False, meaning="a projection before the attention"),
+    Flag(path=(EAGLE_CONFIG, "return_hidden_post_norm"), expected=False, meaning="the recursive feature is normed"),
+    Flag(path=("quantization_config",), expected=None, meaning="quantised weights"),
+)
+
+
+def lookup(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """The value under nested keys; None where there is none."""
+    found: Any = values
+    for key in path:
+        if not isinstance(found, Mapping) or key not in found:
+            return None
+        found = found[key]
+    return found

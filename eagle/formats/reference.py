@@ -1,0 +1,34 @@
+"""SafeAILab/EAGLE, the reference implementation: a Llama config with one layer, EAGLE-3's layer named `midlayer`.
+
+EAGLE-1's `bias` key is fc's (absent: true, in its code; what the file holds counts here). RoPE is `rope_theta`, else 10000,
+whatever the target does. Both norms and biases are fixed: no q/k/v biases but by `qkv_bias`, no MLP biases.
+"""
+
+from eagle.formats.format import Format, HeadFiles, Limits
+
+_ROPE = ("default", "linear", "dynamic")
+
+
+def _sign(files: HeadFiles) -> str:
+    if files.version == "eagle3":
+        return "an EAGLE-3 layer named midlayer.* and nothing of a later tool's"
+    return "an EAGLE-1 layer: fc and layers.0.* without hidden_norm"
+
+
+REFERENCE = Format(
+    name="reference",
+    title="reference EAGLE",
+    source="github.com/SafeAILab/EAGLE: eagle/model/cnets1.py, cnets.py",
+    sign=_sign,
+    prefixes={},
+    limits={
+        "eagle1": Limits(
+            architecture="LlamaForCausalLM",
+            fc_bias="optional",
+            attention_bias="qkv",
+            rope_types=_ROPE,
+            draft_vocabulary=False,
+        ),
+        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", attention_bias="qkv", rope_types=_ROPE),
+    },
+)

@@ -1,0 +1,34 @@
+"""SGLang: a Llama config; unknown or missing tensors are skipped SILENTLY, so nothing may be missing.
+
+EAGLE-1's fc always has a bias parameter: zeros are written. A reduced vocabulary of an EAGLE-1 head goes into
+HOT_TOKENS, which `--speculative-token-map` reads (FR-Spec). Layer ids are read inside `eagle_config` alone.
+"""
+
+from eagle.formats.format import Format, HeadFiles, Limits
+
+HOT_TOKENS = "hot_token_ids.pt"
+"""The target ids of an EAGLE-1 head's draft tokens: a list that torch.load reads."""
+
+
+def _sign(files: HeadFiles) -> str | None:
+    name = files.named("LlamaForCausalLMEagle")
+    return None if name is None else f"architecture {name}"
+
+
+SGLANG = Format(
+    name="sglang",
+    title="SGLang",
+    source="github.com/sgl-project/sglang: python/sglang/srt/models/llama_eagle.py, llama_eagle3.py",
+    sign=_sign,
+    prefixes={},
+    limits={
+        "eagle1": Limits(
+            architecture="LlamaForCausalLMEagle",
+            method="EAGLE",
+            fc_bias="always",
+            attention_bias="no",
+            draft_vocabulary=False,
+        ),
+        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", method="EAGLE3"),
+    },
+)
