@@ -175,9 +175,14 @@ class EvalConfig:
     """`eagle eval`: acceptance and speed on prompts, against Hugging Face generate and our own plain loop."""
 
     prompts: tuple[str, ...] = ("shipped:mt_bench",)
-    """Prompt files (question_id / category / turns, or any conversation shape) or `shipped:NAME`."""
+    """`suite:NAME` (spec-bench-open, mt-bench, humaneval, gsm8k, alpacaeval-open, mbpp), prompt files (question_id / category /
+    turns, or any conversation shape; Spec-Bench's own question.jsonl is recognised), hub ids or `shipped:NAME`."""
+    split: str = "train"
+    """Split of hub data sets."""
+    tasks: tuple[str, ...] | None = None
+    """Only these tasks or categories of the prompts; null: all."""
     limit: int | None = None
-    """Prompts per source, spread evenly over its categories."""
+    """Prompts per task of a suite, per source of anything else, spread evenly over its categories."""
     methods: tuple[str, ...] = ("hf", "plain", "eagle2", "chain")
     """What is compared, in one interleaved run. hf: Hugging Face generate; hf-lookup: its prompt lookup; hf-assisted: its
     assisted decoding with decode.draft_model; plain: our loop without drafting (always needed); eagle2, static, chain, ngram,
@@ -190,6 +195,9 @@ class EvalConfig:
     """Prompts run through every method first and not counted."""
     chain_depth: int = 5
     """Length of the draft chain that measures n-alpha."""
+    batches: tuple[int, ...] = (1,)
+    """Batch sizes: with more than [1], throughput against batch size is measured too, plain and drafted (decode.drafter)
+    alternately."""
     seed: int = 0
     """Seed of the requests' noise and of the bootstrap intervals."""
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from eagle.eval.meter import Use
 from eagle.files import atomic_path
 
-FORMAT = 2
+FORMAT = 3
+"""Version of results.json and of the answers' log. 3: commits with their times, what the machine was used for, suites."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,11 @@ class Answer:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     """Target forwards behind the prefill, with the LM head"""
+    commit_tokens: list[int] = dataclasses.field(default_factory=list)
+    """Tokens of each commit behind the first token: 1 of plain decoding, an accepted block of drafting."""
+    commit_seconds: list[float] = dataclasses.field(default_factory=list)
+    """From the commit before (of the first entry: from the first token) to this one."""
+    use: Use = dataclasses.field(default_factory=Use)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,8 @@ class Request:
     answers: dict[str, Answer]
     divergences: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Method -> where its tokens first differ from plain decoding's (see exactness.py)."""
+    processes: int = 1
+    """Processes of the evaluation that shared this machine at the time"""
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -102,7 +111,8 @@ class AnswerLog:
 
 
 def _request(line: dict[str, Any]) -> Request:
-    return Request(**{**line, "answers": {name: Answer(**answer) for name, answer in line["answers"].items()}})
+    answers = {name: Answer(**{**answer, "use": Use(**answer["use"])}) for name, answer in line["answers"].items()}
+    return Request(**{**line, "answers": answers})
 
 
 def _read_whole_lines(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:

@@ -3,15 +3,17 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from eagle.eval.answers import Answer, Request
-from eagle.eval.statistics import Estimate, median, paired_ratio
+from eagle.eval.statistics import Estimate, median, paired_ratio, quantile
 
 DEFINITIONS = {
     "request": "one turn of one prompt; later turns hold plain decoding's own earlier answers",
     "tau": "acceptance length: sum over verify steps of (accepted drafts + 1) / verify steps, over all requests, "
     "before EOS and length trimming; the token that prefill yields is not counted",
-    "tau_trimmed": "the same with the tokens that were kept: (new tokens - 1 per request) / verify steps",
+    "tau_request_mean": "mean over requests of each request's own tau: short answers count as much as long ones",
+    "tau_trimmed": "tau with the tokens that were kept: (new tokens - 1 per request) / verify steps",
     "acceptance": "per depth d = 0, 1, ...: share of the walks at depth d, on a node with children, that went on",
     "n_alpha": "of the chain: acceptance of the draft token whose context holds n of the head's own features, "
     "conditional on those before it; 0-alpha is the first draft token's",
@@ -20,17 +22,39 @@ DEFINITIONS = {
     "decode_ms_per_token": "median over requests of (wall clock - time to first token) / (new tokens - 1)",
     "step_ms": "sum of (wall clock - time to first token) / verify steps; speculation pays when tau exceeds the method's "
     "step_ms / plain's step_ms",
-    "first_token_ms": "median over requests of the time from the call to the first token",
+    "first_token_ms": "median over requests of the time from the call to the first token; p95: of all requests, 95% are faster",
+    "inter_token_ms": "inter-token latency, p50 and p95 over all tokens behind the first: the time between two commits divided "
+    "by the tokens of the later one. What a reader gets who is shown the tokens of a block one after the other",
+    "commit_gap_ms": "p50 and p95 over commits of the time since the commit before, undivided: how long the text stands still. "
+    "A commit is what one verify step yields: one token of plain decoding, a block of drafting",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
     "with its 95% bootstrap interval; pooled: sum of the baseline's seconds / sum of the method's",
     "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
     "the head), host (the rest: sampling, walking, committing, streaming)",
     "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",
+    "device_use": "CPU: processor time of the process / (wall clock x torch's threads), over whole calls; waiting threads that "
+    "spin count. GPU: mean over requests of NVML's utilisation at the end of the call; null without pynvml",
+    "peak_memory": "rss_bytes: most host memory the process held in any call of the method, the weights of target and heads "
+    "included (null where the system cannot set a peak back); cuda_bytes: most that torch's allocator held, null on a CPU",
+    "record": "per setting and method, what an experiment notes: inter-token latency of the baselines and of the method (p50), "
+    "device use, peak memory, acceptance; figures defined above",
+    "throughput": "tokens per second behind the prefill of ragged batches, plain and drafted alternately, every answer equal to "
+    "plain decoding's; crossing: the batch size at which the pooled speed-up falls through 1, linear between the sizes measured",
+    "processes": "each process answers its own share of the prompts, every method of a request in the same process: ratios are "
+    "within one process, and tokens/s is that of one process among as many as shared the machine",
     "exact": "answers whose tokens equal plain decoding's with the same seed (plain's own row and Hugging Face's assisted "
     "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
     "are closer than 1e-4 logits (half precision: two spacings). by law: another draw from the same distribution, as the "
     "rule promises and `python -m eagle.eval.chi_square` tests; lossy: another distribution",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of many times: the middle one, and the one that 95% do not exceed."""
+
+    p50: float
+    p95: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +65,16 @@ class Figures:
     new_tokens: int
     verify_steps: int
     tau: float | None
+    tau_request_mean: float | None
     tau_trimmed: float | None
     acceptance: list[float]
     tokens_per_second: float
     ms_per_token: float | None
     decode_ms_per_token: float | None
     first_token_ms: float | None
+    first_token_ms_p95: float | None
+    inter_token_ms: Spread | None
+    commit_gap_ms: Spread | None
     step_ms: float | None
     """Milliseconds per verify step (drafting, verification, host), prefill left out; of plain decoding: per token."""
     shares: dict[str, float] | None
@@ -78,6 +106,9 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         new_tokens=new_tokens,
         verify_steps=len(steps),
         tau=1 + sum(steps) / len(steps) if drafted else None,
+        tau_request_mean=_mean([1 + sum(a.accepted) / len(a.accepted) for a in answers if a.accepted])
+        if drafted
+        else None,
         tau_trimmed=sum(len(a.tokens) - 1 for a in answers) / len(steps) if drafted else None,
         acceptance=acceptance_per_depth(answers),
         tokens_per_second=new_tokens / seconds,
@@ -86,11 +117,71 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
             [1e3 * (a.seconds - a.first_token_seconds) / (len(a.tokens) - 1) for a in answers if len(a.tokens) > 1]
         ),
         first_token_ms=median([1e3 * answer.first_token_seconds for answer in answers]),
+        first_token_ms_p95=quantile([1e3 * answer.first_token_seconds for answer in answers], 0.95),
+        inter_token_ms=inter_token(answers),
+        commit_gap_ms=spread([1e3 * gap for answer in answers for gap in answer.commit_seconds]),
         step_ms=1e3 * sum(a.seconds - a.first_token_seconds for a in answers) / len(steps) if steps else None,
         shares=_shares(answers) if steps else None,
         speedup_hf=speedup("hf"),
         speedup_plain=speedup("plain"),
     )
+
+
+def inter_token(answers: Sequence[Answer]) -> Spread | None:
+    """Inter-token latency in milliseconds, pooled over answers: a block's time, shared out evenly over its tokens."""
+    return spread(
+        [
+            1e3 * gap / tokens
+            for answer in answers
+            for tokens, gap in zip(answer.commit_tokens, answer.commit_seconds, strict=True)
+            for _ in range(tokens)
+        ]
+    )
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """p50 and p95, None of nothing."""
+    p50, p95 = quantile(values, 0.5), quantile(values, 0.95)
+    return None if p50 is None or p95 is None else Spread(p50=p50, p95=p95)
+
+
+def device_use(answers: Sequence[Answer]) -> float | None:
+    """0..1: how busy the device was during whole calls (see DEFINITIONS); None where it cannot be told."""
+    if any(answer.use.peak_cuda_bytes is not None for answer in answers):
+        return _mean([answer.use.gpu_use for answer in answers if answer.use.gpu_use is not None])
+    wall = sum(answer.seconds * answer.use.threads for answer in answers)
+    return sum(answer.use.cpu_seconds for answer in answers) / wall if wall else None
+
+
+def peak_memory(answers: Sequence[Answer]) -> dict[str, int | None]:
+    """The most that any of the calls held, in bytes."""
+    return {
+        name: max((peak for answer in answers if (peak := getattr(answer.use, field)) is not None), default=None)
+        for name, field in (("rss_bytes", "peak_rss_bytes"), ("cuda_bytes", "peak_cuda_bytes"))
+    }
+
+
+def record(requests: Sequence[Request], method: str, *, baselines: Sequence[str]) -> dict[str, Any]:
+    """One row of the record table: what an experiment with this method notes."""
+    answers = [request.answers[method] for request in requests]
+    values = figures(requests, method, baselines=[])
+
+    def p50(name: str) -> float | None:
+        latency = inter_token([request.answers[name] for request in requests])
+        return None if latency is None else latency.p50
+
+    return {
+        "baseline_inter_token_ms": {name: p50(name) for name in baselines},
+        "inter_token_ms": p50(method),
+        "device_use": device_use(answers),
+        "peak_memory": peak_memory(answers),
+        "tau": values.tau,
+        "acceptance": values.acceptance,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _shares(answers: Sequence[Answer]) -> dict[str, float]:

@@ -111,6 +111,9 @@ def _measure(
         "commit": git_commit(),
         "peak_memory": peak_memory(),
         "skipped": skipped,
+        "suites": [],
+        "processes": {"processes": 1, "requests_by_sharing": {"1": len(requests)}, "note": None},
+        "throughput": [],
         **summarise(
             requests,
             {one.label: {name: method.check(one) for name, method in methods.items()} for one in settings},

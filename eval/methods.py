@@ -6,6 +6,7 @@ as DRAFTER@RULE, such as `eagle2@rejection`, under another verification rule tha
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -19,9 +20,10 @@ from eagle.drafters import with_drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.batch_answer import bare_generation_config
+from eagle.eval.meter import Meter
 from eagle.eval.settings import Setting
 from eagle.heads import DraftHead
-from eagle.rules import make_rule
+from eagle.rules import rule_of
 from eagle.target import Target
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
@@ -47,30 +49,47 @@ class Method:
         return self.greedy_check if setting.greedy else self.sampled_check
 
     def __call__(self, ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
-        return self.run(ids_1T, max_new_tokens, setting, seed)
+        with Meter(ids_1T.device) as meter:
+            answer = self.run(ids_1T, max_new_tokens, setting, seed)
+        return dataclasses.replace(answer, use=meter.use)
 
 
-class FirstTokenClock(BaseStreamer):
-    """Notes when the first new token arrives; the prompt, which is streamed first, is passed over."""
+class CommitClock(BaseStreamer):
+    """Notes when new tokens arrive, and how many; the prompt, which is streamed first, is passed over.
+
+    Tokens arrive on the CPU, so the device has finished them: no commit behind the first waits for it again.
+    """
 
     def __init__(self, device: torch.device):
         self._device, self._prompt_came = device, False
+        self._times: list[float] = []
+        self._tokens: list[int] = []
         self.start = _now(device)
-        self.first: float | None = None
 
     def put(self, value: torch.Tensor) -> None:
         if not self._prompt_came:
             self._prompt_came = True
-        elif self.first is None:
-            self.first = _now(self._device)
+            return
+        self._times.append(time.perf_counter() if self._times else _now(self._device))
+        self._tokens.append(value.numel())
 
     def end(self) -> None:
         pass
 
-    def times(self) -> tuple[float, float]:
-        """(seconds since the start, seconds to the first token)."""
+    def times(self) -> dict[str, Any]:
+        """`Answer`'s fields seconds, first_token_seconds, commit_tokens and commit_seconds, up to now.
+
+        What comes together with the first token (of a decoder that drafts before it has said anything) is no commit: it has
+        no time of its own.
+        """
         end = _now(self._device)
-        return end - self.start, (end if self.first is None else self.first) - self.start
+        times = self._times or [end]
+        return {
+            "seconds": end - self.start,
+            "first_token_seconds": times[0] - self.start,
+            "commit_tokens": self._tokens[1:],
+            "commit_seconds": [round(after - before, 7) for before, after in itertools.pairwise(times)],
+        }
 
 
 def make_methods(
@@ -116,7 +135,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     decode = with_drafter(decode, drafter)
     if drafter == CHAIN:
         decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth, level_cost=0.0)
-    rule = make_rule(decode.rule)
+    rule = rule_of(decode)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     if not rule.lossless:
         return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy")
@@ -134,17 +153,16 @@ def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:
 def _ours(decoder: SpeculativeDecoder) -> Callable[[torch.Tensor, int, Setting, int], Answer]:
     def answer(ids_1T: torch.Tensor, max_new_tokens: int, setting: Setting, seed: int) -> Answer:
         with bare_generation_config(decoder.target):
-            clock = FirstTokenClock(ids_1T.device)
+            clock = CommitClock(ids_1T.device)
             out = decoder.generate(
                 ids_1T, max_new_tokens=max_new_tokens, seed=[seed], streamer=clock, **setting.arguments()
             )
-            seconds, first = clock.times()
+            times = clock.times()
         assert out.stats is not None
         (stats,) = out.stats
         return Answer(
             tokens=out.sequences[0, ids_1T.shape[1] :].tolist(),
-            seconds=seconds,
-            first_token_seconds=first,
+            **times,
             accepted=stats.accepted,
             attempts_per_depth=stats.attempts_per_depth,
             accepted_per_depth=stats.accepted_per_depth,
@@ -163,7 +181,7 @@ def _hugging_face(target: Target, **how: Any) -> Callable[[torch.Tensor, int, Se
         how_to_sample = setting.arguments()
         with bare_generation_config(target), torch.inference_mode(), torch.random.fork_rng():
             torch.manual_seed(seed)
-            clock = FirstTokenClock(ids_1T.device)
+            clock = CommitClock(ids_1T.device)
             sequences = target.model.generate(
                 ids_1T,
                 attention_mask=torch.ones_like(ids_1T),
@@ -172,8 +190,8 @@ def _hugging_face(target: Target, **how: Any) -> Callable[[torch.Tensor, int, Se
                 **how_to_sample,
                 **how,
             )
-            seconds, first = clock.times()
-        return Answer(tokens=sequences[0, ids_1T.shape[1] :].tolist(), seconds=seconds, first_token_seconds=first)
+            times = clock.times()
+        return Answer(tokens=sequences[0, ids_1T.shape[1] :].tolist(), **times)
 
     return answer
 

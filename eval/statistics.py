@@ -24,6 +24,11 @@ def median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` (0..1) of the values do not exceed, linear between neighbours; None of nothing."""
+    return float(np.quantile(values, share)) if len(values) else None
+
+
 def bootstrap_interval(
     values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle.eval.answers import Request
 from eagle.eval.exactness import Exactness, exactness
-from eagle.eval.figures import DEFINITIONS, figures
+from eagle.eval.figures import DEFINITIONS, figures, record
 from eagle.eval.methods import CHAIN, HF, PLAIN, Check
 
 
@@ -19,6 +19,14 @@ def summarise(
         "settings": {
             setting: summarise_setting([r for r in requests if r.setting == setting], methods, seed=seed)
             for setting, methods in checks.items()
+        },
+        "record": {
+            setting: {
+                name: record(chosen, name, baselines=[each for each in (HF, PLAIN) if each in methods])
+                for name in methods
+            }
+            for setting, methods in checks.items()
+            if (chosen := [r for r in requests if r.setting == setting])
         },
         "definitions": DEFINITIONS,
     }
