@@ -126,21 +126,27 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How drafts are made and verified. Defaults: the trees published for EAGLE-2 and EAGLE-3."""
+    """How drafts are made and verified.
+
+    With budget, top_k, depth and level_cost all left open, eagle2 takes the tree that `eagle tune` stored beside the head for
+    this machine, engine and dtype, else the one published for EAGLE-2 and EAGLE-3. Where any of them is given, the others
+    are the published ones.
+    """
 
     drafter: Literal["eagle2", "static", "chain", "model", "ngram", "none"] = "eagle2"
     """What proposes. eagle2: the head, in a tree of its most confident guesses; static: the head, in a tree of fixed shape
     (EAGLE-1); chain: the head, one guess after the other; model: a small language model, in eagle2's tree (top_k 1: a
     chain); ngram: what followed the last tokens before (prompt lookup); none: plain decoding."""
-    budget: int = 60
-    """Nodes per verification, the root included."""
-    top_k: int = 10
-    """Children per expanded node, and nodes expanded per level."""
+    budget: int | None = None
+    """Nodes per verification, the root included; null: tuned, or 60 as published."""
+    top_k: int | None = None
+    """Children per expanded node, and nodes expanded per level; null: tuned, or 10 as published."""
     depth: int | None = None
-    """Levels below the root; null: 6, or 8 for an EAGLE-3 head, as published."""
-    level_cost: float = 0.0
+    """Levels below the root; null: tuned, or 6 (8 for an EAGLE-3 head) as published."""
+    level_cost: float | None = None
     """Dynamic depth of eagle2, chain and model: no further level is drafted when what it can be expected to add, in accepted
-    tokens, is below this. Worth while: about tau times the share of a cycle that one draft forward takes. 0: the full depth."""
+    tokens, is below this. Worth while: about tau times the share of a cycle that one draft forward takes. 0: the full depth;
+    null: tuned, or 0 as published."""
     tree_file: str | None = None
     """static: a JSON list of child-rank paths, [[0], [1], [0, 0], ...]; null: the 25 published for EAGLE-1."""
     draft_model: str | None = None

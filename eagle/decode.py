@@ -27,13 +27,13 @@ from eagle.errors import EagleError
 from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
 from eagle.kernels.dispatch import Backend, missing, since, snapshot, using
-from eagle.node_view import views
 from eagle.pieces import PieceStream
 from eagle.rows import Row, timed
 from eagle.rules import make_rule, rule_of
 from eagle.stats import DecodeStats
 from eagle.target import Target, TargetStates, refuse_config
 from eagle.tree import DraftTree
+from eagle.verifier import Verifier, why_not_rule
 from eagle.verify import Coupled, Rule, Walk
 
 TREE_ROOM = 64
@@ -60,6 +60,7 @@ class _Batch:
 
     rows: list[Row]
     cache: TreeCache
+    verifier: Verifier
     device: torch.device
 
     def clock(self, field: str) -> AbstractContextManager[None]:
@@ -71,7 +72,8 @@ class SpeculativeDecoder:
     """Decodes with a drafter (None: plainly) and a verification rule (one of eagle.rules, or its name).
 
     kernels: what runs them (eagle/kernels/dispatch.py); auto: what an enclosing `using` block says, else Triton on CUDA
-    devices. Raises EagleError when "triton" was asked for and cannot run on the target's device.
+    devices, as far as kernels can express what is asked for (eagle/verifier.py).
+    Raises EagleError when "triton" was asked for and cannot run on the target's device or for the rule.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class SpeculativeDecoder:
     ):
         self.target, self.drafter, self.kernels = target, drafter, kernels
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
-        reason = missing(target.device) if kernels == "triton" else None
-        if reason is not None:
+        reason = missing(target.device) or why_not_rule(self.rule)
+        if kernels == "triton" and reason is not None:
             raise EagleError(f"decode.kernels is triton, which cannot run: {reason}; set it to auto or reference")
 
     @classmethod
@@ -216,16 +218,15 @@ class SpeculativeDecoder:
 
     def _prefill(self, rows: list[Row]) -> tuple[_Batch, list[list[int]]]:
         """The prompts' features and every row's first token; the drafter sees them all."""
+        verifier = Verifier(self.rule, self.target, rows)
         lengths_B = torch.tensor([len(row.tokens) for row in rows])
         ids_BT = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
         longest = max(len(row.tokens) + row.max_new_tokens for row in rows)
         cache = self.target.new_cache(rows=len(rows), capacity=longest + TREE_ROOM)
-        batch = _Batch(rows=rows, cache=cache, device=self.target.device)
+        batch = _Batch(rows=rows, cache=cache, verifier=verifier, device=self.target.device)
         with batch.clock("prefill_ms"):
             states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
-            roots = DraftTree.roots(torch.tensor([row.tokens[-1] for row in rows]))
-            last_B1H = states.features_BNH[torch.arange(len(rows)), lengths_B - 1][:, None]
-            tokens_B = [view.choose(0, []) for view in views(rows, self.target, roots, last_B1H)]
+            tokens_B = verifier.first(states.features_BNH[torch.arange(len(rows)), lengths_B - 1])
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
@@ -242,12 +243,13 @@ class SpeculativeDecoder:
         """Drafts a tree per row, verifies them in one forward, commits the accepted paths. Returns each row's block."""
         with batch.clock("draft_ms"):
             tree = self._propose(batch)
+        for row in batch.rows:
+            row.stats.nodes += tree.nodes
         with batch.clock("verify_ms"):
             states = self.target.tree_forward(
                 tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache, self._aux_layers
             )
-        seen = views(batch.rows, self.target, tree, states.features_BNH, lambda: batch.clock("verify_ms"))
-        walks = [self.rule.walk(tree, b, view) for b, view in enumerate(seen)]
+        walks = batch.verifier.walks(tree, states.features_BNH, lambda: batch.clock("verify_ms"))
         path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
         counts_B = torch.tensor([len(walk.path) for walk in walks])
         batch.cache.commit(path_BK, counts_B)
@@ -296,7 +298,8 @@ class SpeculativeDecoder:
             batch.cache.keep_rows(running)
             if self.drafter is not None:
                 self.drafter.keep_rows(running)
-        return dataclasses.replace(batch, rows=[batch.rows[b] for b in running])
+        rows = [batch.rows[b] for b in running]
+        return dataclasses.replace(batch, rows=rows, verifier=Verifier(self.rule, self.target, rows))
 
 
 def _output(call: Arguments, input_ids: torch.Tensor) -> SpeculativeOutput:

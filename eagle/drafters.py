@@ -22,12 +22,18 @@ from eagle.static_forward import StaticForward
 from eagle.static_tree import PUBLISHED, StaticTree, read_paths
 from eagle.target import Target
 from eagle.tree import Children
-from eagle.verify import Rule, check_tree
+from eagle.tuned_drafter import TunedDrafter
+from eagle.tuning import TunedTrees, tuned_for
+from eagle.verify import Coupled, Rule, check_tree
 
+BUDGET, TOP_K = 60, 10
+"""The published trees' nodes (the root included), and children per expanded node."""
 DEPTHS = {"eagle1": 6, "eagle3": 8}
 """Levels below the root where decode.depth names none, by the head's version; drafters without a head take EAGLE-1's."""
 NEEDS_HEAD = ("eagle2", "static", "chain")
 """Drafters that need a draft head."""
+
+_TREE = ("budget", "top_k", "depth", "level_cost")
 
 # Options that only some drafters read: setting them for another is an error, not a silence.
 _OWN: dict[str, tuple[str, ...]] = {
@@ -49,6 +55,16 @@ def with_drafter(decode: DecodeConfig, drafter: str) -> DecodeConfig:
     return dataclasses.replace(decode, **values)
 
 
+def published(decode: DecodeConfig) -> DecodeConfig:
+    """The settings with what they leave open of the tree as it was published; depth, which depends on the head, stays open."""
+    return dataclasses.replace(
+        decode,
+        budget=BUDGET if decode.budget is None else decode.budget,
+        top_k=TOP_K if decode.top_k is None else decode.top_k,
+        level_cost=0.0 if decode.level_cost is None else decode.level_cost,
+    )
+
+
 def make_drafter(
     target: Target,
     rule: Rule,
@@ -61,25 +77,30 @@ def make_drafter(
 
     head: folder, hub id or loaded head, for the drafters in NEEDS_HEAD. draft_model: path, hub id, .gguf file, loaded
     model or Target, for "model" (default: decode.draft_model). Without a head "eagle2", the default, is plain decoding.
+    Where `decode` leaves the tree open, the head's tuned trees of this machine are taken, or else the published one.
     Raises EagleError for what is missing, does not fit the target or the rule, or would have no effect.
     """
+    asked, decode = decode, published(decode)
+    source = "published" if all(getattr(asked, name) is None for name in _TREE) else "given"
     if decode.drafter == "none":
         return None
-    _refuse_idle_options(decode, draft_model)
+    _refuse_idle_options(asked, draft_model)
     if decode.drafter == "eagle2" and head is None:
         return None
     if decode.drafter == "ngram":
         _children(decode, rule, only=("top",), chain=decode.ngram_continuations == 1)
         return NgramDrafter(
             depth=_depth(decode),
-            budget=decode.budget,
+            budget=_budget(decode),
             shortest=decode.ngram_min,
             longest=decode.ngram_max,
             continuations=decode.ngram_continuations,
         )
     if decode.drafter == "model":
         shape = _shape(decode, rule, depth=_depth(decode))
-        return ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
+        by_model = ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
+        by_model.tree_source = source
+        return by_model
     if head is None:
         raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
     loaded = head if isinstance(head, DraftHead) else load_head(head)
@@ -91,7 +112,22 @@ def make_drafter(
     static = None
     if decode.engine == "cudagraph":
         static = StaticForward(layers=1, device=target.device, capture=target.capture)
-    return HeadDrafter(loaded, target.tokens, shape, static=static)
+    drafter = HeadDrafter(loaded, target.tokens, shape, static=static)
+    drafter.tree_source = source
+    tuned = _tuned(loaded, target, rule, asked) if source == "published" else None
+    return drafter if tuned is None else TunedDrafter(drafter, tuned)
+
+
+def _tuned(head: DraftHead, target: Target, rule: Rule, decode: DecodeConfig) -> TunedTrees | None:
+    """What was tuned for this head on this machine: eagle2's trees, verified by the coupled rule."""
+    if decode.drafter != "eagle2" or decode.children != "auto" or not isinstance(rule, Coupled):
+        return None
+    return tuned_for(head.folder, device=target.device, engine=decode.engine, dtype=target.dtype)
+
+
+def _budget(decode: DecodeConfig) -> int:
+    assert decode.budget is not None
+    return decode.budget
 
 
 def _depth(decode: DecodeConfig, version: str = "eagle1") -> int:
@@ -107,15 +143,17 @@ def _shape(decode: DecodeConfig, rule: Rule, *, depth: int) -> TreeShape:
     if decode.drafter == "chain":
         decode = dataclasses.replace(decode, top_k=1)
     children = _children(decode, rule, only=("coupled", "top", "sampled"), chain=decode.top_k == 1)
+    assert decode.top_k is not None
+    assert decode.level_cost is not None
     if children == "sampled":
         if decode.level_cost:
             raise EagleError(
                 f'decode.level_cost is {decode.level_cost}, but the rule "{rule.name}" verifies sampled trees, whose depth is '
                 "fixed; set level_cost to 0, or the rule to coupled"
             )
-        return SampledTree(budget=decode.budget, top_k=decode.top_k, depth=depth)
+        return SampledTree(budget=_budget(decode), top_k=decode.top_k, depth=depth)
     return DynamicTree(
-        budget=decode.budget,
+        budget=_budget(decode),
         top_k=decode.top_k,
         depth=depth,
         children=children,
@@ -156,7 +194,8 @@ def _load_draft_model(
 def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:
     for field in dataclasses.fields(DecodeConfig):
         owners = _OWN.get(field.name, (decode.drafter,))
-        if decode.drafter not in owners and getattr(decode, field.name) != field.default:
+        idle = (field.default, 0.0) if field.name == "level_cost" else (field.default,)  # older recipes say 0
+        if decode.drafter not in owners and getattr(decode, field.name) not in idle:
             raise EagleError(
                 f'decode.{field.name} is {getattr(decode, field.name)!r}, but only the drafter "{" or ".join(owners)}" reads it '
                 f'and decode.drafter is "{decode.drafter}"; set decode.drafter to {" or ".join(owners)}, or leave it out'

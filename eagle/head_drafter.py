@@ -32,7 +32,7 @@ class HeadDrafter(LevelDrafter):
         self.head, self.tokens, self.aux_layers, self.static = head, tokens, head.aux_layers, static
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
-        self.rows = list(rows)
+        self.begin(rows)
         room = capacity + self.shape.columns
         if self.static is None:
             self.cache = TreeCache(layers=1, rows=len(rows), capacity=room)

@@ -8,6 +8,7 @@ The EAGLE-3 head is in eagle/eagle3_head.py.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -107,6 +108,7 @@ class DraftHead(PreTrainedModel):
         if config.draft_vocab_size is not None:  # filled by set_vocabulary or from a file
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+        self.folder: Path | None = None  # where it was read from: tuned trees lie there
         self.embed_tokens_VH: torch.Tensor | None = None  # what a reference file carried; see checkpoint.check_fits
 
     def get_input_embeddings(self) -> None:

@@ -48,6 +48,8 @@ class LevelDrafter(ABC):
 
     aux_layers: tuple[int, ...] = ()
     """See Drafter."""
+    tree_source: str = "given"
+    """DecodeStats.tree of its rows."""
     cache: TreeCache
     rows: list[Row]
     roots_B: torch.Tensor
@@ -74,6 +76,12 @@ class LevelDrafter(ABC):
     @abstractmethod
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
         """Predictions [B, N, H] of N nodes, written behind what the step says. features: their parents' predictions."""
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """A new batch: `reset` begins with it."""
+        self.rows = list(rows)
+        for row in rows:
+            row.stats.tree = self.tree_source
 
     def draft_logits(self, predictions_BNH: torch.Tensor) -> torch.Tensor:
         """[B, N, D]: what the predictions say of each draft token."""

@@ -36,7 +36,7 @@ class ModelDrafter(LevelDrafter):
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
         """Raises EagleError when a row may grow beyond the draft model's positions."""
-        self.rows = list(rows)
+        self.begin(rows)
         limit = self.draft.max_positions
         longest = max(len(row.tokens) + row.max_new_tokens for row in rows)
         if limit is not None and longest > limit:

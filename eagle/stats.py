@@ -80,6 +80,11 @@ class DecodeStats:
     lossless: bool = True
     """Whether that rule leaves the target's distribution as it is; False: the text is not a sample of the target's."""
 
+    tree: str = ""
+    """Where the draft tree's sizes come from: "given" (decode.*), "published" (the defaults), or "tuned: ..." with the tree that
+    tuned.json holds for such a batch ("tuned: no drafting" where that was the fastest); "": plain, or a drafter without."""
+    nodes: int = 0
+    """Tree nodes verified, roots (and a batch's padding) included, over all verify steps."""
     kernels: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Kernel -> what ran it ("reference" or "triton") -> calls, while this row was in the batch."""
     beams: BeamStats | None = None

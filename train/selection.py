@@ -25,7 +25,7 @@ from eagle.data.conversations import read_conversations
 from eagle.data.documents import Documents, spread
 from eagle.data.sources import Rejected
 from eagle.decode import SpeculativeDecoder
-from eagle.drafters import NEEDS_HEAD
+from eagle.drafters import NEEDS_HEAD, published
 from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.heads import DraftHead
@@ -117,7 +117,7 @@ class Selection:
             )
         self.count = len(fitting)
         self._own = fitting[accelerator.process_index :: accelerator.num_processes]
-        tree = dataclasses.replace(recipe.decode, engine="eager")
+        tree = dataclasses.replace(published(recipe.decode), engine="eager")
         self._tree = tree
         self.measure = sha256_text(json.dumps([fitting, recipe.train.decode_tokens, as_dict(tree)]))[:16]
         """Heads are comparable when this is equal: prompts, answers' length, trees."""
