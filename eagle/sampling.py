@@ -6,13 +6,14 @@ eagle/noise.py: an exact sample (the Gumbel-max trick), without a softmax, and a
 Temperature 0 is the same with neither filters nor noise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from eagle.errors import EagleError
+from eagle.kernels.sample.settings import RowSettings
 from eagle.noise import gumbel
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -70,6 +71,19 @@ class Sampling:
             _min_p: self.min_p > 0,
         }
         return [one for one, does in asked.items() if does]
+
+
+def row_settings(samplings: Sequence[Sampling], device: torch.device) -> RowSettings:
+    """The rows' settings as the kernels take them, on their device."""
+    return RowSettings.of(
+        seeds=[one.seed for one in samplings],
+        temperature=[one.temperature for one in samplings],
+        top_k=[one.top_k for one in samplings],
+        top_p=[one.top_p for one in samplings],
+        min_p=[one.min_p for one in samplings],
+        filter_order=[one.filter_order for one in samplings],
+        device=device,
+    )
 
 
 def keep(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -14,8 +14,9 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
+from eagle.kernels.tree_build.reference import ancestry
 from eagle.level_drafter import LevelDrafter
-from eagle.tree import DraftTree, ancestry
+from eagle.tree import DraftTree
 
 RankPath = tuple[int, ...]
 

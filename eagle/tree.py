@@ -4,12 +4,14 @@ B rows, N nodes, W = ceil(N / 64), E nodes whose q is recorded, V vocabulary. No
 committed token. Parents come before their children.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from eagle.kernels.tree_build.reference import ancestry as ancestry
+from eagle.kernels.tree_build.op import ancestry
+from eagle.placement import sent
 
 Children = Literal["coupled", "sampled", "top"]
 """How a tree's children were chosen, which decides what rules may verify it. coupled: with the noise that the coupled walk
@@ -19,7 +21,8 @@ all that were drawn are there. top: without chance (the top-k of q, an n-gram's 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftTree:
-    """One tree per row, stacked. All tensors lie on the CPU: a tree is bookkeeping, not arithmetic."""
+    """One tree per row, stacked. Its tensors lie together: where the draft's logits do, so that growing it asks a device for
+    nothing, or on the CPU (tokens that come from the host)."""
 
     tokens_BN: torch.Tensor
     """int64 token ids."""
@@ -38,6 +41,8 @@ class DraftTree:
     (-inf: never drawn; such a child is a filler, there because q had fewer tokens than children were wanted)."""
     q_row_BN: torch.Tensor | None = None
     """int64; sampled trees: a node's place in log_q_BEV; -1 for a node that was not expanded."""
+    widest: int | None = None
+    """Children of one node at most, where the host knows it without reading the tree."""
 
     @property
     def nodes(self) -> int:
@@ -53,12 +58,13 @@ class DraftTree:
         children: Children = "top",
         log_q_BEV: torch.Tensor | None = None,
         q_row_BN: torch.Tensor | None = None,
+        widest: int | None = None,
     ) -> "DraftTree":
         """Derives depths and ancestor bits. Parents must come before their children."""
         assert (children == "sampled") == (log_q_BEV is not None) == (q_row_BN is not None)
         depths_BN, ancestors_BNW = ancestry(parents_BN)
         if log_confidence_BN is None:
-            log_confidence_BN = torch.zeros(tokens_BN.shape)
+            log_confidence_BN = torch.zeros(tokens_BN.shape, device=tokens_BN.device)
         return cls(
             tokens_BN=tokens_BN,
             parents_BN=parents_BN,
@@ -68,14 +74,32 @@ class DraftTree:
             children=children,
             log_q_BEV=log_q_BEV,
             q_row_BN=q_row_BN,
+            widest=widest,
         )
 
+    def on(self, device: torch.device | str) -> "DraftTree":
+        """The tree with its tensors (log_q_BEV included) on a device."""
+        if all(one.device == torch.device(device) for one in (self.tokens_BN, self.log_q_BEV) if one is not None):
+            return self
+        tensors = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
+        return dataclasses.replace(self, **{name: sent(one, device) for name, one in tensors.items()})
+
+    @property
+    def most_children(self) -> int:
+        """Children of one node, at most."""
+        if self.widest is not None:
+            return min(self.widest, self.nodes - 1)
+        return int(torch.nn.functional.one_hot(self.parents_BN + 1, self.nodes + 1)[..., 1:].sum(1).max())
+
     def up_to_depth(self, depth: int) -> "DraftTree":
-        """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them.
+        """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them. Reads the tree
+        where it has enough nodes to be deeper.
 
         Where the rows' trees differ in shape, all keep as many nodes as the one with the fewest down there. Of trees of one
         shape whole levels go, whatever was drawn: a sampled tree remains one.
         """
+        if depth >= self.nodes - 1:
+            return self
         count = int((self.depths_BN <= depth).sum(dim=1).min())
         if count == self.nodes:
             return self
@@ -86,6 +110,7 @@ class DraftTree:
             children=self.children,
             log_q_BEV=self.log_q_BEV,
             q_row_BN=None if self.q_row_BN is None else self.q_row_BN[:, :count],
+            widest=self.widest,
         )
 
     def children_of(self, row: int) -> list[list[int]]:
@@ -107,7 +132,7 @@ class DraftTree:
     @classmethod
     def roots(cls, tokens_B: torch.Tensor) -> "DraftTree":
         """Trees of one node: verifying them is plain decoding."""
-        return cls.from_parents(tokens_B[:, None], torch.full((len(tokens_B), 1), -1))
+        return cls.from_parents(tokens_B[:, None], torch.full_like(tokens_B, -1)[:, None], widest=0)
 
 
 def best_connected(log_confidence_BM: torch.Tensor, count: int) -> torch.Tensor:

@@ -54,21 +54,30 @@ def choose(kernel: str, device: torch.device, *, backend: Backend | None = None,
     backend: None takes the enclosing `using` block's (auto outside of any). refusal: why the Triton version cannot take
     these inputs, None when it can. Raises EagleError when "triton" was asked for and cannot run.
     """
+    path = chosen(kernel, device, backend=backend, refusal=refusal)
+    count(kernel, path)
+    return path
+
+
+def count(kernel: str, path: Path) -> None:
+    """Counts a call that `path` runs."""
+    _calls[kernel, path] += 1
+
+
+def chosen(kernel: str, device: torch.device, *, backend: Backend | None = None, refusal: str | None = None) -> Path:
+    """As `choose`, without counting: for callers whose own work depends on what a kernel's op is going to choose."""
     wanted = _wanted.get() if backend is None else checked(backend)
     if wanted == "reference":
-        path: Path = "reference"
-    elif wanted == "triton":
+        return "reference"
+    if wanted == "triton":
         reason = refusal or missing(device)
         if reason is not None:
             raise EagleError(
                 f"kernel {kernel}: backend 'triton' was asked for and cannot run: {reason}; take backend 'auto' or 'reference'"
             )
-        path = "triton"
-    else:
-        reason = refusal or ("the tensors are not on a CUDA device" if device.type != "cuda" else missing(device))
-        path = "triton" if reason is None else "reference"
-    _calls[kernel, path] += 1
-    return path
+        return "triton"
+    reason = refusal or ("the tensors are not on a CUDA device" if device.type != "cuda" else missing(device))
+    return "triton" if reason is None else "reference"
 
 
 def missing(device: torch.device) -> str | None:
@@ -144,3 +153,11 @@ def snapshot() -> Counter[tuple[str, Path]]:
 def since(before: Counter[tuple[str, Path]]) -> Counter[tuple[str, Path]]:
     """(kernel, path) -> calls since `before` was taken."""
     return _calls - before
+
+
+def by_kernel(calls: Counter[tuple[str, Path]]) -> dict[str, dict[str, int]]:
+    """Kernel -> path -> calls: for reports."""
+    told: dict[str, dict[str, int]] = {}
+    for (kernel, path), count in sorted(calls.items()):
+        told.setdefault(kernel, {})[path] = count
+    return told

@@ -31,6 +31,11 @@ class RowSettings:
     def rows(self) -> int:
         return len(self.seed_B)
 
+    def part(self, first: int, end: int) -> "RowSettings":
+        """Rows first .. end - 1: views."""
+        tensors = {name: one[first:end] for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
+        return RowSettings(**tensors, filtered=self.filtered)
+
     @classmethod
     def of(
         cls,

@@ -1,14 +1,24 @@
-"""Tree links behind one function: checks, choice of implementation, call. B rows, N nodes."""
+"""Tree links behind two functions: checks, choice of implementation, call. B rows, N nodes."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from eagle.errors import EagleError
-from eagle.kernels.dispatch import Backend, choose, on
+from eagle.kernels.dispatch import Backend, Path, choose, on
 from eagle.kernels.tree_build import reference
 from eagle.kernels.tree_build.reference import TreeLinks
 
 NAME = "tree_build"
+
+
+def ancestry(parents_BN: torch.Tensor, *, backend: Backend | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 parents [B, N], as for `tree_links` -> depths [B, N] and ancestor bits [B, N, W] alone: what a decode cycle needs."""
+    if _chosen(parents_BN, backend) == "triton":
+        from eagle.kernels.tree_build.triton import launch_ancestry
+
+        with on(parents_BN.device):
+            return launch_ancestry(parents_BN.contiguous())
+    return reference.ancestry(parents_BN)
 
 
 def tree_links(parents_BN: torch.Tensor, lengths_B: torch.Tensor, *, backend: Backend | None = None) -> TreeLinks:
@@ -22,9 +32,7 @@ def tree_links(parents_BN: torch.Tensor, lengths_B: torch.Tensor, *, backend: Ba
             f"tree build: got {parents_BN.dtype} parents of shape {tuple(parents_BN.shape)} and lengths of shape "
             f"{tuple(lengths_B.shape)}; expected int64 [B, N] and [B]"
         )
-    traced = isinstance(parents_BN, FakeTensor) or torch.compiler.is_compiling()
-    refusal = "the call is traced, not run" if traced else None
-    if choose(NAME, parents_BN.device, backend=backend, refusal=refusal) == "triton":
+    if _chosen(parents_BN, backend) == "triton":
         from eagle.kernels.tree_build.triton import launch
 
         with on(parents_BN.device):
@@ -39,3 +47,9 @@ def tree_links(parents_BN: torch.Tensor, lengths_B: torch.Tensor, *, backend: Ba
             next_sibling_BN=next_sibling,
         )
     return reference.tree_links(parents_BN, lengths_B)
+
+
+def _chosen(parents_BN: torch.Tensor, backend: Backend | None) -> Path:
+    traced = isinstance(parents_BN, FakeTensor) or torch.compiler.is_compiling()
+    refusal = "the call is traced, not run" if traced else None
+    return choose(NAME, parents_BN.device, backend=backend, refusal=refusal)

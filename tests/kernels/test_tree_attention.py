@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from eagle.attention import TreeStep
 from eagle.kernels.tree_attention.reference import masked_attention, own_bits, tree_mask, unpack_bits
-from eagle.tree import ancestry
+from eagle.kernels.tree_build.reference import ancestry
 
 
 def random_parents(rows: int, nodes: int, seed: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from eagle.kernels.dispatch import record, using
 from eagle.kernels.tree_attention.model import cost
 from eagle.kernels.tree_attention.op import tree_attention
 from eagle.kernels.tree_attention.tiling import splits_for, tiling
-from eagle.tree import ancestry
+from eagle.kernels.tree_build.reference import ancestry
 from tests.kernels.counting import counted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

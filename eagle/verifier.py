@@ -1,0 +1,165 @@
+"""Verifier: a batch's trees against the target, by kernels for all rows at once, or by the rule, row by row on the host.
+
+B rows, N tree nodes, H hidden, V vocabulary, K nodes of the longest path.
+
+On the device: the LM head on every node, `sample` (and for rejection `decide`), `walk`, and one read of the result block:
+which nodes and tokens of each row were accepted. That read is the only moment at which a cycle waits for the device; the
+stop conditions, the caches' lengths and the streamer need what it says. (A draft that stops early, decode.level_cost above
+0, reads one number a level more.)
+On the host: what kernels cannot express, and everything where they do not run, as on CPUs (eagle/kernels/dispatch.py): the
+walk asks for a few nodes' logits only, which is quick there.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+
+from eagle.kernels.dispatch import chosen, count
+from eagle.kernels.sample.op import DTYPES, sample
+from eagle.kernels.sample.op import NAME as SAMPLE
+from eagle.kernels.sample.settings import RowSettings
+from eagle.kernels.verify.op import LARGEST_TREE, coupled_walk, rejection_walk
+from eagle.kernels.verify.op import NAME as VERIFY
+from eagle.kernels.verify.reference import Tree, Walks
+from eagle.node_view import Clock, views
+from eagle.placement import sent
+from eagle.rows import Row
+from eagle.sampling import row_settings
+from eagle.target import Target
+from eagle.tree import DraftTree
+from eagle.verify import Coupled, Rule, Walk, check_tree
+from eagle.verify_rejection import Rejection
+
+MOST_LOGITS = 2**27
+"""Logits held at a time on the device's path, at most (one row's tree always); 256 MB in 16 bits."""
+
+
+class Verifier:
+    """Verifies the trees of `rows` (the batch, in its order) with a rule.
+
+    Raises EagleError, with the reason, when kernels were asked for explicitly and cannot do it.
+    """
+
+    def __init__(self, rule: Rule, target: Target, rows: Sequence[Row]):
+        self.rule, self.target, self.rows = rule, target, list(rows)
+        self._refusal = why_not_sampled(target, self.rows)
+        self._settings: RowSettings | None = None
+        chosen(SAMPLE, self._device, refusal=self._refusal)
+
+    def first(self, features_BH: torch.Tensor) -> list[int]:
+        """The token that plain sampling emits after each row. features_BH: the target's, at the rows' last tokens."""
+        if chosen(SAMPLE, self._device, refusal=self._refusal) == "triton":
+            positions_B = torch.tensor([len(row.tokens) for row in self.rows])
+            tokens_B = sample(
+                self.target.logits(features_BH),
+                positions_R=sent(positions_B, self._device),
+                settings=self._device_settings(),
+            )
+            return [int(token) for token in tokens_B.tolist()]
+        count(SAMPLE, "reference")
+        roots = DraftTree.roots(torch.tensor([row.tokens[-1] for row in self.rows]))
+        return [view.choose(0, []) for view in views(self.rows, self.target, roots, features_BH[:, None])]
+
+    def walks(self, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock = nullcontext) -> list[Walk]:
+        """What each row's verification accepts. features_BNH: the target's at the nodes. clock: for the LM head's time."""
+        if chosen(VERIFY, self._device, refusal=self._refusal or why_not_walked(self.rule, tree)) == "triton":
+            return unpacked(self._block(tree.on(self._device), features_BNH, clock))
+        for kernel in (SAMPLE, VERIFY):
+            count(kernel, "reference")
+        tree = tree.on("cpu")
+        return [
+            self.rule.walk(tree, b, view)
+            for b, view in enumerate(views(self.rows, self.target, tree, features_BNH, clock))
+        ]
+
+    def _block(self, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock) -> torch.Tensor:
+        """See `packed`. As many rows at a time as their logits find room."""
+        if tree.nodes > 1:
+            check_tree(self.rule, children=tree.children, chain=False)
+        rows, nodes = tree.tokens_BN.shape
+        lengths_B = sent(torch.tensor([len(row.tokens) for row in self.rows]), self._device)
+        positions_BN = lengths_B[:, None] + tree.depths_BN
+        each = max(1, MOST_LOGITS // (nodes * self.target.vocab_size))
+        blocks = []
+        for first in range(0, rows, each):
+            end = min(first + each, rows)
+            with clock():
+                logits_BNV = self.target.logits(features_BNH[first:end])
+            walks = self._kernels(logits_BNV, tree, positions_BN, first, end)
+            blocks.append(packed(walks))
+        return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
+
+    def _kernels(
+        self, logits_BNV: torch.Tensor, tree: DraftTree, positions_BN: torch.Tensor, first: int, end: int
+    ) -> Walks:
+        """Walks of the rows first .. end - 1."""
+        settings = self._device_settings().part(first, end)
+        tokens_BN, parents_BN = tree.tokens_BN[first:end], tree.parents_BN[first:end]
+        positions_BN = positions_BN[first:end]
+        if isinstance(self.rule, Coupled):
+            return coupled_walk(
+                logits_BNV,
+                tree=Tree(tokens_BN, parents_BN),
+                positions_BN=positions_BN,
+                settings=settings,
+                width=tree.nodes,
+            )
+        drawn = None if tree.log_q_BEV is None else tree.log_q_BEV[first:end]
+        places = None if tree.q_row_BN is None else tree.q_row_BN[first:end]
+        return rejection_walk(
+            logits_BNV,
+            tree=Tree(tokens_BN, parents_BN, drawn, places),
+            positions_BN=positions_BN,
+            settings=settings,
+            most_children=tree.most_children,
+            width=tree.nodes,
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        """The logits'."""
+        return self.target.tokens.lm_head_VH.device
+
+    def _device_settings(self) -> RowSettings:
+        """Made once: they come from the host."""
+        if self._settings is None:
+            self._settings = row_settings([row.sampler.sampling for row in self.rows], self._device)
+        return self._settings
+
+
+def why_not_sampled(target: Target, rows: Sequence[Row]) -> str | None:
+    """Why kernels cannot choose these rows' tokens; None when they can."""
+    for row in rows:
+        if row.sampler.processors:
+            names = ", ".join(type(processor).__name__ for processor in row.sampler.processors)
+            return f"logits processors ({names}) read every node's own prefix on the host"
+        if row.keeps_scores:
+            return "output_scores wants the scores of every emitted token on the host"
+    dtype = target.tokens.lm_head_VH.dtype
+    return None if dtype in DTYPES else f"logits are {dtype}, not fp16, bf16 or fp32"
+
+
+def why_not_walked(rule: Rule, tree: DraftTree) -> str | None:
+    """Why the kernels cannot verify this tree with this rule; None when they can."""
+    too_large = f"{tree.nodes} nodes are more than {LARGEST_TREE}" if tree.nodes > LARGEST_TREE else None
+    return why_not_rule(rule) or too_large
+
+
+def why_not_rule(rule: Rule) -> str | None:
+    """Why there is no kernel for the rule; None when there is one."""
+    return None if type(rule) in (Coupled, Rejection) else f'the rule "{rule.name}" runs on the host only'
+
+
+def packed(walks: Walks) -> torch.Tensor:
+    """int64 [B, 2K + 2]: nodes, tokens, their number, whether it ends at a leaf: one tensor, so that one read suffices."""
+    return torch.cat([walks.path_BK, walks.tokens_BK, walks.counts_B[:, None], walks.at_leaf_B[:, None].long()], dim=1)
+
+
+def unpacked(block_BX: torch.Tensor) -> list[Walk]:
+    """Reads the block: the host waits here for the device, once a cycle."""
+    width = block_BX.shape[1] // 2 - 1
+    return [
+        Walk(path=row[: row[-2]], tokens=row[width : width + row[-2]], at_leaf=bool(row[-1]))
+        for row in block_BX.tolist()
+    ]
