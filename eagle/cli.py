@@ -21,7 +21,7 @@ _EPILOG = """\
 A recipe is a YAML file with the sections target, data, features, head, train, decode and eval; configs/ holds examples.
 Every key can be overridden: eagle train RECIPE --train.lr 1e-4 --train.epochs 3
 Every stage resumes what an earlier run left.
-Exit codes: 0 done, 1 eval --check found a difference, 2 a mistake that is explained, 130 interrupted.
+Exit codes: 0 done, 1 eval --check or lint found something, 2 a mistake that is explained, 130 interrupted.
 """
 
 
@@ -177,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=RECIPE_COMMANDS[name])
     _add_generate(commands)
+    _add_lint(commands)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
     demo.set_defaults(action=_demo)
@@ -189,6 +190,21 @@ def _add_generate(commands: Any) -> None:
     parser = commands.add_parser("generate", help="Answer a prompt with a target and a draft head, streaming.")
     add_arguments(parser)
     parser.set_defaults(action=generate)
+
+
+def _add_lint(commands: Any) -> None:
+    from eagle.lint_cli import EPILOG, add_arguments, lint
+
+    about = "What breaks when vLLM, SGLang or speculators loads a head, why, and the remedy."
+    parser = commands.add_parser(
+        "lint",
+        help=about,
+        description=about,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(action=lint)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ def load_model(config: TargetConfig) -> PreTrainedModel:
     Raises EagleError when it does not exist, is no causal LM, or its device is not there.
     """
     device = resolve_device(config.device)
-    path = _local_path(config)
+    path = local_path(config)
     _check_json(path, "config.json", "generation_config.json")
     if Path(path).is_dir():
         for index in sorted(Path(path).glob("*.index.json")):
@@ -67,7 +67,7 @@ def load_architecture(config: TargetConfig) -> str | None:
 
 
 def _whole_config(config: TargetConfig) -> PreTrainedConfig:
-    path = _local_path(config)
+    path = local_path(config)
     _check_json(path, "config.json")
     try:
         loaded: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -80,7 +80,7 @@ def _whole_config(config: TargetConfig) -> PreTrainedConfig:
 
 def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> PreTrainedTokenizerBase:
     """The target's tokenizer (without loading the model); `chat_template`: a Jinja file that replaces its own."""
-    path = _local_path(config)
+    path = local_path(config)
     _check_json(path, "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -118,7 +118,7 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def _local_path(config: TargetConfig) -> str:
+def local_path(config: TargetConfig) -> str:
     """What `from_pretrained` can read: GGUF files (in packages too) are converted once and cached."""
     model = config.model
     if model.startswith("package:"):

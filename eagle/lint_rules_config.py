@@ -1,0 +1,231 @@
+"""Lint rules on config.json: names that a runtime looks up, RoPE, the residual's norm, and what speculators' form needs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle.lint_files import DEFAULT_THETA
+from eagle.lint_rules import Found, Look, Runtime, Version, rule
+
+_ARCHITECTURES: dict[tuple[Runtime, Version], tuple[str, ...]] = {
+    ("vllm", "eagle1"): ("EagleLlamaForCausalLM", "LlamaForCausalLM"),
+    ("vllm", "eagle3"): ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM"),
+    ("sglang", "eagle1"): ("LlamaForCausalLMEagle",),
+    ("sglang", "eagle3"): ("LlamaForCausalLMEagle3",),
+    ("speculators", "eagle3"): ("Eagle3Speculator", "Eagle3DraftModel"),
+}
+
+
+@rule("architectures", "the class name under which the runtime finds the head's code")
+def architectures(look: Look) -> Iterator[Found]:
+    wanted = _ARCHITECTURES.get((look.runtime, look.head.version))
+    if wanted is None or (look.runtime == "vllm" and look.head.speculators):  # vLLM writes it itself there
+        return
+    got = look.head.config.get("architectures")
+    if not (isinstance(got, list) and len(got) == 1 and got[0] in wanted):
+        yield Found(
+            severity="breaks",
+            evidence=f"architectures is {got}, expected one of {', '.join(wanted)}",
+            effect=f"{look.name} has no {'EAGLE-1' if look.head.version == 'eagle1' else 'EAGLE-3'} head under that name",
+            remedy=f'write "architectures": ["{wanted[0]}"], or {look.again}',
+        )
+
+
+@rule("model-type", "the config class that transformers makes of config.json", runtimes=("vllm", "sglang"))
+def model_type(look: Look) -> Iterator[Found]:
+    got = look.head.config.get("model_type")
+    if look.head.speculators:
+        if look.runtime == "sglang":
+            yield Found(
+                severity="breaks",
+                evidence="config.json is in speculators' form (transformer_layer_config)",
+                effect="SGLang reads a flat Llama config: there is no hidden_size at its top level",
+                remedy=look.again,
+            )
+        return
+    if got not in ("llama", "qwen2", "qwen3", "mistral"):
+        yield Found(
+            severity="breaks",
+            evidence=f"model_type is {got!r}, expected 'llama'",
+            effect="transformers' AutoConfig knows no such type: loading ends before the weights are read",
+            remedy=f'write "model_type": "llama", or {look.again}',
+        )
+
+
+@rule("top-level-model-type", "speculators' form has none", runtimes=("speculators",), versions=("eagle3",))
+def top_level_model_type(look: Look) -> Iterator[Found]:
+    if look.head.speculators and "model_type" in look.head.config:
+        yield Found(
+            severity="warning",
+            evidence=f"model_type {look.head.config['model_type']!r} at the top level",
+            effect="loaders that look at model_type first take the folder for a plain model of that type",
+            remedy="remove model_type; speculators_model_type says what it is",
+        )
+
+
+@rule("speculators-config", "what speculators and vLLM need to know of the proposal", runtimes=("speculators", "vllm"))
+def speculators_config(look: Look) -> Iterator[Found]:
+    head = look.head
+    if look.runtime == "vllm" and not head.speculators:
+        return
+    if head.version == "eagle1":
+        yield Found(
+            severity="breaks",
+            evidence="the tensors are an EAGLE-1 head's (layers.0.* without hidden_norm)",
+            effect="speculators 0.9 has EAGLE-3 heads (and others), no EAGLE-1",
+            remedy="export it for vLLM or SGLang, or train an EAGLE-3 head (head.version: eagle3)",
+        )
+        return
+    missing = _missing(head.config)
+    if missing:
+        yield Found(
+            severity="breaks",
+            evidence=f"config.json lacks {', '.join(missing)}",
+            effect="vLLM raises 'Invalid speculators config structure', speculators cannot build the model",
+            remedy="export the head for it: eagle export HEAD --to speculators",
+        )
+
+
+def _missing(config: dict[str, Any]) -> list[str]:
+    missing = [
+        key
+        for key, right in (
+            ("speculators_model_type: eagle3", config.get("speculators_model_type") == "eagle3"),
+            ("transformer_layer_config", isinstance(config.get("transformer_layer_config"), dict)),
+            ("speculators_version", "speculators_version" in config),
+        )
+        if not right
+    ]
+    inner = config.get("speculators_config")
+    inner = inner if isinstance(inner, dict) else {}
+    methods, verifier = inner.get("proposal_methods"), inner.get("verifier")
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    if type(first.get("speculative_tokens")) is not int:
+        missing.append("speculators_config.proposal_methods[0].speculative_tokens")
+    if not isinstance(verifier, dict) or "name_or_path" not in verifier:
+        missing.append("speculators_config.verifier.name_or_path")
+    return missing
+
+
+@rule("norm-before-residual", "whether the residual is the normed feature", versions=("eagle3",))
+def norm_before_residual(look: Look) -> Iterator[Found]:
+    value = look.head.config.get("norm_before_residual")
+    if value and look.runtime in ("sglang", "reference"):
+        yield Found(
+            severity="silently wrong",
+            evidence="norm_before_residual is true",
+            effect=f"{look.name} does not implement it: the residual stays un-normed and the drafts are other ones",
+            remedy="serve this head with vLLM, or train it with norm_before_residual false",
+        )
+    if value is None and look.head.speculators:
+        yield Found(
+            severity="silently wrong",
+            evidence="norm_before_residual is not in config.json",
+            effect="the defaults disagree: speculators' class takes false, vLLM takes true",
+            remedy='write "norm_before_residual": false (or true, as the head was trained)',
+        )
+
+
+@rule("tie-word-embeddings", "an EAGLE-3 head has an LM head of its own", versions=("eagle3",))
+def tie_word_embeddings(look: Look) -> Iterator[Found]:
+    for where, config in (("", look.head.config), ("transformer_layer_config.", look.head.layer)):
+        if config.get("tie_word_embeddings") and not (where and config is look.head.config):
+            wrong = look.runtime == "sglang"
+            yield Found(
+                severity="silently wrong" if wrong else "warning",
+                evidence=f"{where}tie_word_embeddings is true",
+                effect="SGLang takes the embedding as LM head and skips lm_head.weight"
+                if wrong
+                else "a loader that ties weights would draft with the embedding instead of lm_head.weight",
+                remedy='write "tie_word_embeddings": false',
+            )
+
+
+@rule("layers", "one decoder layer")
+def layers(look: Look) -> Iterator[Found]:
+    head = look.head
+    numbers = {key.split(".")[1] for key in head.tensors if key.startswith("layers.")}
+    held = max(1, len(numbers))
+    got = head.whole("num_hidden_layers")
+    if got is None and look.runtime != "reference":
+        yield Found(
+            severity="breaks",
+            evidence="num_hidden_layers is not in config.json",
+            effect=f"{look.name} builds Llama's default of 32 layers, of which the file has {held}",
+            remedy=f'write "num_hidden_layers": {held}',
+        )
+    elif got is not None and got != held:
+        yield Found(
+            severity="silently wrong",
+            evidence=f"num_hidden_layers is {got}, the file has {held}",
+            effect=f"{look.name} builds {got} layers; those without weights stay as they were initialised",
+            remedy=f'write "num_hidden_layers": {held}',
+        )
+
+
+@rule("rope-theta", "the base of the rotation, where the config names none")
+def rope_theta(look: Look) -> Iterator[Found]:
+    if look.head.theta is None and look.target is not None and look.target.theta != DEFAULT_THETA:
+        yield Found(
+            severity="warning",
+            evidence=f"config.json names no RoPE theta, target {look.target.name} has {look.target.theta:g}",
+            effect=f"{look.name} rotates with {DEFAULT_THETA:g}: right only if the head was trained so, as some published ones",
+            remedy="write rope_theta and rope_parameters with the theta of the training",
+        )
+
+
+@rule("rope-spelling", "rope_theta / rope_scaling and rope_parameters say the same")
+def rope_spelling(look: Look) -> Iterator[Found]:
+    layer = look.head.layer
+    rope, old = layer.get("rope_parameters"), layer.get("rope_theta")
+    rope = rope if isinstance(rope, dict) else {}
+    new = rope.get("rope_theta")
+    both = 'write both: "rope_theta": T, "rope_parameters": {"rope_type": "default", "rope_theta": T}'
+    if old is not None and new is not None and float(old) != float(new):
+        yield Found(
+            severity="silently wrong",
+            evidence=f"rope_theta is {old:g}, rope_parameters.rope_theta {new:g}",
+            effect="transformers 5 reads rope_parameters, SGLang and transformers 4 read rope_theta: one of them rotates wrongly",
+            remedy=both,
+        )
+    elif old is None and new is not None and float(new) != DEFAULT_THETA:
+        reads_new = look.runtime in ("vllm", "speculators")
+        yield Found(
+            severity="warning" if reads_new else "silently wrong",
+            evidence=f"theta {new:g} stands in rope_parameters alone, not in rope_theta",
+            effect=f"with transformers 4, {look.name} rotates with {DEFAULT_THETA:g}"
+            if reads_new
+            else f"{look.name} reads rope_theta, finds none and rotates with {DEFAULT_THETA:g}",
+            remedy=both,
+        )
+    kind, scaling = rope.get("rope_type", "default"), layer.get("rope_scaling")
+    if kind != "default" and not scaling and look.runtime in ("sglang", "reference"):
+        yield Found(
+            severity="silently wrong",
+            evidence=f"rope_parameters has rope_type {kind!r}, rope_scaling is missing",
+            effect=f"{look.name} reads rope_scaling: positions are rotated without scaling",
+            remedy="write the scaling into rope_scaling too",
+        )
+
+
+@rule("positions", "room for the target's context")
+def positions(look: Look) -> Iterator[Found]:
+    got = look.head.whole("max_position_embeddings")
+    longest = None if look.target is None else look.target.max_positions
+    if got is not None and longest is not None and got < longest and look.runtime != "reference":
+        yield Found(
+            severity="warning",
+            evidence=f"max_position_embeddings is {got}, the target's is {longest}",
+            effect=f"{look.name} drafts no further than position {got}, or refuses longer contexts",
+            remedy=f"write the positions that the head was trained for, if they are more than {got}",
+        )
+
+
+@rule("config-bias", "the config key `bias` means other things in other places", runtimes=("vllm",))
+def config_bias(look: Look) -> Iterator[Found]:
+    if look.head.config.get("bias") and look.head.part("self_attn.o_proj.bias") is None:
+        yield Found(
+            severity="silently wrong",
+            evidence="bias is true (the EAGLE authors' key for fc's bias)",
+            effect="vLLM takes it for the attention's: it adds biases to q, k, v and o that no tensor fills",
+            remedy='write "bias": false',
+        )

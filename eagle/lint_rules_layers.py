@@ -1,0 +1,137 @@
+"""Lint rules on the ids of the target's layers that an EAGLE-3 head looks at: the main trap between runtimes.
+
+c = number of layers applied, Hugging Face's hidden_states index. vLLM and speculators read `eagle_aux_hidden_state_layer_ids`
+at the top level as c. SGLang reads it inside `eagle_config` only, and adds 1 for most families. The EAGLE authors' code reads
+none. All of them take [2, L//2, L-3] where they find none.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle.errors import EagleError
+from eagle.formats.layer_ids import sglang_applied, sglang_ids
+from eagle.lint_files import LAYER_IDS
+from eagle.lint_rules import Found, Look, rule
+
+
+def default_layers(num_layers: int) -> list[int]:
+    return [2, num_layers // 2, num_layers - 3]
+
+
+@rule("layer-ids", "the ids are whole numbers, ascending, different, and the target has them", versions=("eagle3",))
+def layer_ids(look: Look) -> Iterator[Found]:
+    for where, ids in _given(look).items():
+        if ids is None:
+            continue
+        remedy = f"write different ids in ascending order into {where}, such as [2, 16, 29]"
+        if not isinstance(ids, list) or not ids or not all(type(c) is int for c in ids):
+            evidence = f"{where} is {ids!r}"
+            yield Found(severity="breaks", evidence=evidence, effect="no list of whole numbers", remedy=remedy)
+            continue
+        evidence = f"{where} is {ids}"
+        if len(set(ids)) < len(ids):
+            effect = "a layer named twice is captured once: fc gets fewer states than it has inputs for"
+            yield Found(severity="breaks", evidence=f"{evidence}: repeated", effect=effect, remedy=remedy)
+        elif ids != sorted(ids):
+            effect = "states are captured as the layers run, in ascending order: fc multiplies the wrong ones"
+            yield Found(severity="silently wrong", evidence=f"{evidence}: not ascending", effect=effect, remedy=remedy)
+        limit = None if look.target is None else look.target.num_layers
+        inside = where.startswith("eagle_config")
+        if limit is not None and (min(ids) < (-1 if inside else 0) or max(ids) >= limit - inside):
+            yield Found(
+                severity="breaks",
+                evidence=f"{evidence}, target {look.target.name if look.target else ''} has {limit} layers",
+                effect=f"hidden states run from 0 to {limit - 1} layers applied: that one is never captured",
+                remedy="write the layers that the head was trained on, or give the target that it was trained for",
+            )
+
+
+@rule("layer-count", "fc takes the states of as many layers as are named", versions=("eagle3",))
+def layer_count(look: Look) -> Iterator[Found]:
+    fc, hidden = look.head.tensors.get("fc.weight"), look.head.whole("hidden_size")
+    wide = look.head.config.get("target_hidden_size") or hidden
+    if fc is None or fc.ndim != 2 or not wide or fc.shape[1] % wide:
+        return  # the rule `shapes` says so
+    taken = fc.shape[1] // wide
+    used = _used(look)
+    count = 3 if used is None else len(used)
+    if taken != count:
+        yield Found(
+            severity="breaks",
+            evidence=f"fc.weight takes {taken} states of {wide}, the ids name {count}",
+            effect=f"{look.name} hands it {count} x {wide} values",
+            remedy="write the ids of exactly those layers that fc was trained on",
+        )
+
+
+@rule("layer-convention", "the ids are written where and how this runtime reads them", versions=("eagle3",))
+def layer_convention(look: Look) -> Iterator[Found]:
+    top, nested = (ids if _whole(ids) else None for ids in _given(look).values())
+    if top is None and nested is None:
+        return
+    target = look.target
+    family, layers = ("llama", 0) if target is None else (target.model_type, target.num_layers)
+    default = None if target is None else default_layers(target.num_layers)
+    read = None if nested is None else sglang_applied(nested, family, layers)
+    if top is not None and read is not None and read != top and look.runtime != "reference":
+        yield Found(
+            severity="silently wrong",
+            evidence=f"{LAYER_IDS} is {top} at the top level and {nested} inside eagle_config, which SGLang reads as {read}",
+            effect="vLLM and speculators capture the first, SGLang the second: one of them drafts from the wrong layers",
+            remedy=f"write {_sglang(top, look)} inside eagle_config (or leave it out when the layers are the default ones)",
+        )
+        return
+    meant = top if top is not None else read
+    assert meant is not None
+    if look.runtime == "sglang" and nested is None and meant != default:
+        known = "cannot be told without --target" if default is None else f"are {default}"
+        yield Found(
+            severity="warning" if default is None else "silently wrong",
+            evidence=f"{LAYER_IDS} {top} stands at the top level alone; the target's default layers {known}",
+            effect="SGLang reads eagle_config alone and captures its default layers",
+            remedy=f'write "eagle_config": {{"{LAYER_IDS}": {_sglang(meant, look)}}}',
+        )
+    if look.runtime in ("vllm", "speculators") and top is None and meant != default:
+        yield Found(
+            severity="silently wrong",
+            evidence=f"{LAYER_IDS} {nested} stands inside eagle_config alone (layers {meant} as SGLang and SpecForge count)",
+            effect="vLLM's runner V1 captures the numbers as they are, one layer too low; V2 and speculators the default ones",
+            remedy=f'write "{LAYER_IDS}": {meant} at the top level',
+        )
+    if look.runtime == "reference" and meant != default:
+        yield Found(
+            severity="warning" if default is None else "silently wrong",
+            evidence=f"the head looks at layers {meant}",
+            effect="the EAGLE authors' code reads no ids: it always captures [2, L//2, L-3]"
+            + ("" if default is None else f" = {default}"),
+            remedy="serve it with another runtime, or train on the default layers (head.aux_layers: null)",
+        )
+
+
+def _given(look: Look) -> dict[str, Any]:
+    """The ids where they may stand, the top level first."""
+    nested = look.head.config.get("eagle_config")
+    below = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
+    return {LAYER_IDS: look.head.config.get(LAYER_IDS), f"eagle_config.{LAYER_IDS}": below}
+
+
+def _whole(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and all(type(c) is int for c in ids)
+
+
+def _used(look: Look) -> list[int] | None:
+    """The ids that the runtime reads; None: none, so that it takes three."""
+    top, nested = _given(look).values()
+    if look.runtime == "reference":
+        return None
+    ids = nested if look.runtime == "sglang" else top if _whole(top) or look.runtime == "speculators" else nested
+    return ids if _whole(ids) else None
+
+
+def _sglang(layers: list[int], look: Look) -> str:
+    """What to write inside eagle_config so that SGLang captures those layers, in words."""
+    family, count = ("llama", 0) if look.target is None else (look.target.model_type, look.target.num_layers)
+    try:
+        return str(sglang_ids(layers, family, count))
+    except EagleError:
+        return "(no ids of SGLang's lead to these layers)"

@@ -1,0 +1,82 @@
+"""The heads that come with this package: eagle/zoo/NAME is a head's folder with its papers.
+
+A folder holds config.json, model.safetensors (bfloat16), zoo.json (target, data, results in short), training.json, and what
+else eagle/zoo/pack.py put there: recipe.yaml, results.json, metrics.jsonl, README.md. A path that exists is taken before a zoo
+name, a zoo name before a hub id.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from eagle.errors import EagleError
+from eagle.reading import read_object
+
+ZOO = Path(__file__).resolve().parent
+CARD = "zoo.json"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZooHead:
+    """What zoo.json tells of a head."""
+
+    name: str
+    folder: Path
+    version: str
+    target: dict[str, Any]
+    """Target.identity() of the target it was trained for, with the recipe's name of it."""
+    licence: str
+    training_tokens: int | None
+    """Supervised tokens seen, each counted once."""
+    tau: dict[str, float]
+    """Acceptance length by sampling setting, of the results beside it."""
+    results: dict[str, Any]
+    """Which trees and prompts those were."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
+
+
+def zoo_names(zoo: Path = ZOO) -> list[str]:
+    return sorted(card.parent.name for card in zoo.glob(f"*/{CARD}"))
+
+
+def zoo_folder(name: str, zoo: Path = ZOO) -> Path | None:
+    """The folder of a head of that name; None when the zoo has none."""
+    return zoo / name if name in zoo_names(zoo) else None
+
+
+def zoo_head(name: str, zoo: Path = ZOO) -> ZooHead:
+    """Reads a head's zoo.json. Raises EagleError for an unknown name (listing the known ones) and a damaged file."""
+    folder = zoo_folder(name, zoo)
+    if folder is None:
+        raise EagleError(f"the zoo has no head {name!r}; {known(zoo)}")
+    card = read_object(folder / CARD, remedy="install the package again")
+    fields = {field.name for field in dataclasses.fields(ZooHead)} - {"name", "folder"}
+    if card.get("format") != FORMAT or fields - card.keys():
+        raise EagleError(f"{folder / CARD} is no zoo card of format {FORMAT}; install the package again")
+    return ZooHead(name=name, folder=folder, **{field: card[field] for field in fields})
+
+
+def known(zoo: Path = ZOO) -> str:
+    """The names, in words for an error."""
+    names = zoo_names(zoo)
+    return f"heads in the zoo: {', '.join(names)}" if names else "the zoo is empty"
+
+
+def other_weights(name: str, identity: dict[str, Any], zoo: Path = ZOO) -> str | None:
+    """What to tell a user whose target has the shape but not the weights that a zoo head was trained for.
+
+    Drafting with it is as lossless as with any; only fewer drafts may be accepted, so this is no error: the same model
+    in another dtype or quantisation has other weights too.
+    """
+    head = zoo_head(name, zoo)
+    recorded = head.target.get("weights_sha256")
+    if recorded in (None, identity.get("weights_sha256")):
+        return None
+    return (
+        f"head {name} was trained for {head.target.get('model')}; target {identity.get('model')} has the same shape but other "
+        "weights (another dtype, quantisation or fine-tune): the text is exact all the same, drafts may be accepted less often"
+    )
