@@ -8,7 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT
+from eagle.eval.report_parts import number
 from eagle.files import atomic_path, write_json
 
 LABELS = {
@@ -22,6 +24,7 @@ LABELS = {
     "model": "draft model",
     "ngram": "prompt lookup",
 }
+RESULTS = "results.json"
 SMALL_TAU = 2.0
 SMALL_HEAD_NOTE = (
     "An acceptance length (tau) of about 1.3 is what a head trained on about 100,000 tokens reaches. Published heads "
@@ -35,19 +38,32 @@ def write_results(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes results.json and summary.md into `folder`, each atomically."""
     with atomic_path(folder / "summary.md") as temporary:
         temporary.write_text(summary_markdown(result), encoding="utf-8")
-    write_json(folder / "results.json", result)
+    write_json(folder / RESULTS, result)
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
     """The results that lie in `folder`; None when there are none (or of another format)."""
-    path = folder / "results.json"
-    if not path.is_file():
+    try:
+        return load_results(folder)
+    except EagleError:
         return None
+
+
+def load_results(folder: Path) -> dict[str, Any]:
+    """The results that lie in `folder`. Raises EagleError when there are none, or none that this version reads."""
+    path = folder / RESULTS
+    if not path.is_file():
+        raise EagleError(f"there is no {RESULTS} in {folder}; give the folder that eagle eval wrote (OUTPUT_DIR/eval)")
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    return result if isinstance(result, dict) and result.get("format") == FORMAT else None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise EagleError(f"{path} is not JSON ({error}); delete it and measure again with eagle eval RECIPE") from error
+    found = result.get("format") if isinstance(result, dict) else None
+    if found != FORMAT:
+        raise EagleError(
+            f"{path} has format {found}, this version of eagle reads format {FORMAT}; measure again with eagle eval RECIPE"
+        )
+    return dict(result)
 
 
 def print_results(result: Mapping[str, Any], console: Console | None = None) -> None:
@@ -55,9 +71,9 @@ def print_results(result: Mapping[str, Any], console: Console | None = None) -> 
     console = console or Console(highlight=False)
     for setting, body in result["settings"].items():
         console.print(_rich_table(headline(result, setting), _HEADINGS, method_rows(body)))
-        method = _main_method(body)
+        method = main_method(body)
         if len(body["methods"][method]["categories"]) > 1:
-            title = f"{_label(method)}, by category"
+            title = f"{label_of(method)}, by category"
             console.print(_rich_table(title, _CATEGORY_HEADINGS, category_rows(body, method)))
         for line in notes(body):
             console.print(line, markup=False, soft_wrap=True)
@@ -69,9 +85,9 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
     """The same as the terminal shows, with hardware, versions and definitions."""
     lines = ["# Evaluation", ""]
     for setting, body in result["settings"].items():
-        method = _main_method(body)
+        method = main_method(body)
         lines += [f"## {headline(result, setting)}", "", *_markdown_table(_HEADINGS, method_rows(body)), ""]
-        lines += [f"### {_label(method)}, by category", ""]
+        lines += [f"### {label_of(method)}, by category", ""]
         lines += [*_markdown_table(_CATEGORY_HEADINGS, category_rows(body, method)), ""]
         lines += [*(f"- {line}" for line in notes(body)), ""]
     lines += [*(f"- {line}" for line in footnotes(result)), "", "## Measured on", ""]
@@ -109,14 +125,14 @@ def method_rows(body: Mapping[str, Any]) -> list[list[str]]:
         row = method["overall"]
         rows.append(
             [
-                _label(name),
+                label_of(name),
                 f"{row['tokens_per_second']:.1f}",
-                _number(row["ms_per_token"], 1),
-                _number(row["first_token_ms"], 0) + " ms",
-                _number(row["tau"], 2),
-                _ratio(row["speedup_hf"]) if name != "hf" else "1",
-                _ratio(row["speedup_plain"]) if name not in ("hf", "plain") else "1" if name == "plain" else "",
-                _exact(row),
+                number(row["ms_per_token"], 1),
+                number(row["first_token_ms"], 0) + " ms",
+                number(row["tau"], 2),
+                ratio_text(row["speedup_hf"]) if name != "hf" else "1",
+                ratio_text(row["speedup_plain"]) if name not in ("hf", "plain") else "1" if name == "plain" else "",
+                exact_text(row),
             ]
         )
     return rows
@@ -130,11 +146,11 @@ def category_rows(body: Mapping[str, Any], method: str) -> list[list[str]]:
             [
                 name,
                 str(row["requests"]),
-                _number(row["tau"], 2),
+                number(row["tau"], 2),
                 f"{row['tokens_per_second']:.1f}",
-                _ratio(row["speedup_hf"]),
-                _ratio(row["speedup_plain"]),
-                _exact(row),
+                ratio_text(row["speedup_hf"]),
+                ratio_text(row["speedup_plain"]),
+                exact_text(row),
             ]
         )
     return rows
@@ -143,28 +159,28 @@ def category_rows(body: Mapping[str, Any], method: str) -> list[list[str]]:
 def notes(body: Mapping[str, Any]) -> list[str]:
     """A setting's errors, acceptance, time split and divergences, a line each."""
     lines = [f"ERROR: {error}" for error in body["errors"]]
-    main = _main_method(body)
+    main = main_method(body)
     row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
     if row["tau"] is not None:
         lines.append(
-            f"{_label(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {_number(row['tau'], 3)} (after "
-            f"trimming {_number(row['tau_trimmed'], 3)}) over {row['verify_steps']} verify steps"
+            f"{label_of(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {number(row['tau'], 3)} (after "
+            f"trimming {number(row['tau_trimmed'], 3)}) over {row['verify_steps']} verify steps"
         )
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
             if row[baseline]:
                 lines.append(
-                    f"{_label(main)}: pooled speed-up over {label} (total seconds) {row[baseline]['pooled']:.2f}x"
+                    f"{label_of(main)}: pooled speed-up over {label} (total seconds) {row[baseline]['pooled']:.2f}x"
                 )
     if row["tau"] is not None and row["step_ms"] and plain["step_ms"]:
         lines.append(
-            f"{_label(main)}: a cycle of drafting and verifying takes {row['step_ms']:.1f} ms, a plain step "
+            f"{label_of(main)}: a cycle of drafting and verifying takes {row['step_ms']:.1f} ms, a plain step "
             f"{plain['step_ms']:.1f} ms: it pays where tau exceeds {row['step_ms'] / plain['step_ms']:.2f}"
         )
     for name in dict.fromkeys(("plain", main)):
         shares = body["methods"][name]["overall"]["shares"]
         if shares:
             lines.append(
-                f"{_label(name)}: time " + ", ".join(f"{key} {100 * part:.1f}%" for key, part in shares.items())
+                f"{label_of(name)}: time " + ", ".join(f"{key} {100 * part:.1f}%" for key, part in shares.items())
             )
     if body["n_alpha"]:
         lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(body['n_alpha'])}")
@@ -188,36 +204,35 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
         "[95% bootstrap interval]; TTFT: time to first token; exact, by law, lossy: see the definitions in summary.md"
     )
     bodies = result["settings"].values()
-    taus = [body["methods"][_main_method(body)]["overall"]["tau"] for body in bodies]
+    taus = [body["methods"][main_method(body)]["overall"]["tau"] for body in bodies]
     if any(tau is not None and tau < SMALL_TAU for tau in taus):
         lines.append(SMALL_HEAD_NOTE)
     return lines
 
 
-def _main_method(body: Mapping[str, Any]) -> str:
+def main_method(body: Mapping[str, Any]) -> str:
     """The one whose categories and time split are shown: the EAGLE-2 tree, else the first drafter of ours, else plain."""
     drafting = [name for name in body["methods"] if name not in ("hf", "hf-lookup", "hf-assisted", "plain")]
     return "eagle2" if "eagle2" in drafting else (drafting or ["plain"])[0]
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
+    """A method's name as it is shown."""
     drafter, _, rule = name.partition("@")
     return LABELS.get(drafter, drafter) + (f", {rule}" if rule else "")
 
 
-def _ratio(value: Mapping[str, float] | None) -> str:
+def ratio_text(value: Mapping[str, float] | None) -> str:
+    """A speed-up with its interval."""
     return "-" if value is None else f"{value['median']:.2f}x [{value['low']:.2f}, {value['high']:.2f}]"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _rates(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
-def _exact(row: Mapping[str, Any]) -> str:
+def exact_text(row: Mapping[str, Any]) -> str:
+    """How many answers equal those they are held against, or why nothing is."""
     counts = row["exact"]
     if counts is None:
         return {"distribution": "by law", "lossy": "lossy", "none": ""}.get(row["check"], "not checked")
