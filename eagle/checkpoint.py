@@ -30,7 +30,7 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
             f"head {path} carries an lm_head.weight, which an EAGLE-1 head has not got: it uses its target's; "
             "`eagle import` compares the two and leaves it out"
         )
-    read.head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
+    read.head.embed_tokens_VH, read.head.folder = read.carried.get("embed_tokens.weight"), read.files.folder
     return read.head.to(dtype)
 
 

@@ -110,7 +110,7 @@ class Format:
     """The evidence that a folder is of this format; None: it is not."""
     prefixes: Mapping[Version, Mapping[str, str]]
     """Beginnings of tensor names, theirs -> ours; names without one are the same."""
-    layer_ids: tuple[LayerIds, ...] = (TOP_IDS, NESTED_IDS)
+    layer_ids: tuple[LayerIds, ...] = (OWN_IDS, TOP_IDS, NESTED_IDS)
     """Where EAGLE-3's layers may be named, the first that is there counts."""
     flatten: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """config.json as one Llama-like object, for formats that nest it."""

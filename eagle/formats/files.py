@@ -1,0 +1,81 @@
+"""A head's folder or hub id -> config.json and tensors, unchanged. Weights of any kind: safetensors, bin, sharded."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors.torch import load_file
+
+from eagle.errors import EagleError
+from eagle.formats.format import SIDECAR, HeadFiles
+from eagle.reading import BROKEN, read_object, reason, shard_names
+
+REMEDY = "fetch or save the head again"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_FETCHED = ("*.json", "*.safetensors", "*.bin", "*.yaml", "*.pt")
+_IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq")
+_IGNORED_ENDING = "rotary_emb.inv_freq"
+
+
+def head_folder(path: str | Path, revision: str | None = None) -> Path:
+    """The local folder of a path or hub id. Raises EagleError when there is none."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(str(path), revision=revision, allow_patterns=list(_FETCHED)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise EagleError(f"head {path}: no such folder, and no such hub id can be reached; give either") from error
+
+
+def read_files(path: str | Path, *, revision: str | None = None) -> HeadFiles:
+    """Reads everything. Raises EagleError, naming the file, for what is missing or damaged."""
+    folder = head_folder(path, revision)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise EagleError(f"head {folder} has no config.json; expected a folder with config.json and weights")
+    values = read_object(file, remedy=REMEDY)
+    layers = values.get("num_hidden_layers", 1)
+    if layers != 1:
+        raise EagleError(
+            f"{file}: num_hidden_layers is {layers}, an EAGLE head has 1; is this the target's own folder?"
+        )
+    weights, state = _read_weights(folder)
+    kept = {key: value for key, value in state.items() if key not in _IGNORED and not key.endswith(_IGNORED_ENDING)}
+    sidecar = folder / SIDECAR
+    return HeadFiles(
+        folder=folder,
+        values=values,
+        state=kept,
+        weights=weights,
+        sidecar=read_object(sidecar, remedy=f"remove {SIDECAR}, or export the head again")
+        if sidecar.is_file()
+        else None,
+    )
+
+
+def _read_weights(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    for name in _WEIGHTS:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            shards = shard_names(index, remedy=REMEDY)
+            return index.name, {key: value for shard in shards for key, value in _read_tensors(folder / shard).items()}
+        if (folder / name).is_file():
+            return name, _read_tensors(folder / name)
+    raise EagleError(f"head {folder} has no weights; expected {' or '.join(_WEIGHTS)} (or their sharded form)")
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return dict(load_file(file))
+        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except BROKEN as error:
+        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {REMEDY}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise EagleError(
+            f"{file} holds a {type(state).__name__}, expected a dict of tensors (a module's state_dict); {REMEDY}"
+        )
+    return dict(state)
