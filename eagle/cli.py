@@ -207,6 +207,14 @@ def _add_lint(commands: Any) -> None:
     parser.set_defaults(action=lint)
 
 
+def _add_chat(commands: Any) -> None:
+    from eagle.chat_cli import add_arguments, chat
+
+    parser = commands.add_parser("chat", help="Chat on the terminal, tokens coloured by how they came.")
+    add_arguments(parser)
+    parser.set_defaults(action=chat)
+
+
 def _demo(options: argparse.Namespace) -> None:
     from eagle.demo import demo
 

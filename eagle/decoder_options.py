@@ -117,8 +117,7 @@ def keywords_of(given: dict[str, Any], *, preset: str | None) -> dict[str, Any]:
     else:
         sampled = keywords["do_sample"] = keywords.get("temperature", 0) != 0
     if not sampled:
-        keywords.pop("temperature", None)
-        return keywords
+        return {key: value for key, value in keywords.items() if key not in ("temperature", "seed")}
     # A fresh process starts torch's generator at the same place: a new text needs a seed from elsewhere.
     keywords.setdefault("seed", secrets.randbits(32))
     return keywords

@@ -108,9 +108,10 @@ class DecodeStats:
     def origins(self) -> list[Origin]:
         """How each new token came, in order; those that stopping cut off are left out."""
         origins: list[Origin] = ["plain"]
+        drafted: Origin = "drafted"
         for accepted, at_leaf in zip(self.accepted, self.ended_at_leaf):
             last: Origin = "correction" if not at_leaf else "bonus" if accepted else "plain"
-            origins += [*["drafted"] * accepted, last]
+            origins += [drafted] * accepted + [last]
         return origins[: self.new_tokens]
 
     @property
