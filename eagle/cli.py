@@ -177,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=RECIPE_COMMANDS[name])
     _add_generate(commands)
+    _add_chat(commands)
     _add_lint(commands)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
