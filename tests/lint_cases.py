@@ -1,0 +1,225 @@
+"""Sound head folders for every runtime, written by hand from the runtimes' rules, and one defect per lint rule."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests import eagle3_reference as e3
+
+H, MLP, V, D = e3.H, e3.MLP, e3.V, e3.D
+TARGET_LAYERS = 8
+DEFAULT_LAYERS = [2, 4, 5]
+Values, State = dict[str, Any], dict[str, torch.Tensor]
+
+
+def eagle1_state(*, seed: int = 0) -> State:
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * 0.25
+
+    return {
+        "fc.weight": matrix(H, 2 * H),
+        "layers.0.self_attn.q_proj.weight": matrix(e3.HEADS * e3.d, H),
+        "layers.0.self_attn.k_proj.weight": matrix(e3.KV * e3.d, H),
+        "layers.0.self_attn.v_proj.weight": matrix(e3.KV * e3.d, H),
+        "layers.0.self_attn.o_proj.weight": matrix(H, e3.HEADS * e3.d),
+        "layers.0.mlp.gate_proj.weight": matrix(MLP, H),
+        "layers.0.mlp.up_proj.weight": matrix(MLP, H),
+        "layers.0.mlp.down_proj.weight": matrix(H, MLP),
+        "layers.0.post_attention_layernorm.weight": torch.rand(H, generator=generator) + 0.5,
+    }
+
+
+def sound(version: str, runtime: str, embedding_VH: torch.Tensor) -> tuple[Values, State]:
+    """config.json's values and the tensors of a head that the runtime loads and runs as it was trained."""
+    layer = {
+        "model_type": "llama", "hidden_size": H, "intermediate_size": MLP, "num_hidden_layers": 1, "hidden_act": "silu",
+        "num_attention_heads": e3.HEADS, "num_key_value_heads": e3.KV, "head_dim": e3.d, "rms_norm_eps": e3.EPS,
+        "max_position_embeddings": 512, "vocab_size": V, "rope_theta": 10000.0, "attention_bias": False, "mlp_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if version == "eagle1":
+        state = eagle1_state()
+        names = {"vllm": "EagleLlamaForCausalLM", "sglang": "LlamaForCausalLMEagle", "reference": "LlamaForCausalLM"}
+        if runtime == "sglang":
+            state["fc.bias"] = torch.zeros(H)
+        return {**layer, "architectures": [names[runtime]], "bias": False, "torch_dtype": "float32"}, state
+    state = e3.random_state()
+    if runtime == "speculators":
+        state = {key.replace("midlayer.", "layers.0."): value for key, value in state.items()}
+        state["embed_tokens.weight"] = embedding_VH.clone()
+        greedy = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+        return {
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+            "speculators_config": {
+                "algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [greedy],
+                "verifier": {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]},
+            },
+            "draft_vocab_size": D, "target_hidden_size": H, "embed_requires_grad": False, "norm_before_residual": False,
+            "eagle_aux_hidden_state_layer_ids": DEFAULT_LAYERS, "transformer_layer_config": layer, "dtype": "float32",
+        }, state  # fmt: skip
+    values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": D, "torch_dtype": "float32"}
+    return values, state
+
+
+def write(folder: Path, values: Values, state: State) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
+    return folder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Defect:
+    """What is done to a sound folder, and which rule must say so."""
+
+    rule: str
+    severity: str
+    runtime: str
+    version: str
+    spoil: Callable[[Values, State], None]
+    also: tuple[str, ...] = ()
+    """Other rules that rightly have a word about it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule}-{self.runtime}-{self.version}"
+
+
+def _set(**changes: Any) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        for key, value in changes.items():
+            if value is None:
+                del values[key]
+            else:
+                values[key] = value
+
+    return spoil
+
+
+def _put(**tensors: Callable[[State], torch.Tensor]) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        for key, make in tensors.items():
+            state[key.replace("__", ".")] = make(state)
+
+    return spoil
+
+
+def _with(key: str, index: Any, value: float) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        state[key] = state[key].clone()
+        state[key][index] = value
+
+    return spoil
+
+
+def _drop(key: str) -> Callable[[Values, State], None]:
+    return lambda values, state: state.__delitem__(key)
+
+
+def _rename(old: str, new: str) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        for key in [key for key in state if key.startswith(old)]:
+            state[new + key.removeprefix(old)] = state.pop(key)
+
+    return spoil
+
+
+def _nested(ids: list[int], **top: Any) -> Callable[[Values, State], None]:
+    return _set(eagle_config={"eagle_aux_hidden_state_layer_ids": ids}, **top)
+
+
+def _equal_vocabularies(values: Values, state: State) -> None:
+    values["draft_vocab_size"] = V
+    state["lm_head.weight"] = torch.randn(V, H)
+    state["d2t"], state["t2d"] = torch.zeros(V, dtype=torch.int64), torch.ones(V, dtype=torch.bool)
+
+
+def _theta_nowhere(values: Values, state: State) -> None:
+    del values["rope_theta"], values["rope_parameters"]
+
+
+def _layer(key: str, value: Any) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        values["transformer_layer_config"][key] = value
+
+    return spoil
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_TOP = {"vllm": "eagle3"}
+_LM = "lm_head.weight"
+DEFECTS = [
+    Defect(rule=rule, severity=severity, runtime=runtime, version=version, spoil=spoil, also=tuple(also))
+    for rule, severity, runtime, version, spoil, *also in (
+        ("architectures", "breaks", "vllm", "eagle1", _set(architectures=["LlamaForCausalLMEagle"])),
+        ("architectures", "breaks", "sglang", "eagle1", _set(architectures=["LlamaForCausalLM"])),
+        ("architectures", "breaks", "sglang", "eagle3", _set(architectures=["EagleHead"])),
+        ("architectures", "breaks", "speculators", "eagle3", _set(architectures=["LlamaForCausalLMEagle3"])),
+        ("model-type", "breaks", "vllm", "eagle3", _set(model_type="eagle3_head")),
+        ("top-level-model-type", "warning", "speculators", "eagle3", _set(model_type="llama")),
+        ("speculators-config", "breaks", "speculators", "eagle3", _set(speculators_config={})),
+        ("norm-before-residual", "silently wrong", "speculators", "eagle3", _set(norm_before_residual=None)),
+        ("norm-before-residual", "silently wrong", "sglang", "eagle3", _set(norm_before_residual=True)),
+        ("norm-before-residual", "silently wrong", "reference", "eagle3", _set(norm_before_residual=True)),
+        ("tie-word-embeddings", "silently wrong", "sglang", "eagle3", _set(tie_word_embeddings=True)),
+        ("layers", "silently wrong", "vllm", "eagle1", _set(num_hidden_layers=32)),
+        ("rope-theta", "warning", "vllm", "eagle3", _theta_nowhere),
+        ("rope-spelling", "silently wrong", "sglang", "eagle3", _set(rope_theta=500000.0)),
+        ("rope-spelling", "silently wrong", "sglang", "eagle1", _set(rope_theta=None, rope_parameters={"rope_theta": 5e5})),
+        ("positions", "warning", "vllm", "eagle1", _set(max_position_embeddings=64)),
+        ("config-bias", "silently wrong", "vllm", "eagle1", _set(bias=True)),
+        ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: [2, 4, 8]})),
+        ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: [2, 2, 5]})),
+        ("layer-ids", "silently wrong", "vllm", "eagle3", _set(**{_IDS: [5, 4, 2]})),
+        ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: "2,4,5"})),
+        ("layer-count", "breaks", "vllm", "eagle3", _set(**{_IDS: [1, 2, 4, 5]})),
+        ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5])),
+        ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("layer-convention", "silently wrong", "sglang", "eagle3", _nested([1, 4, 6], **{_IDS: [1, 4, 6]})),
+        ("layer-convention", "silently wrong", "reference", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("vocab-size", "breaks", "speculators", "eagle3", _layer("vocab_size", D), "t2d", "d2t-range", "d2t-idle"),
+        ("draft-vocab-size", "breaks", "sglang", "eagle3", _set(draft_vocab_size=None)),
+        ("draft-vocab-size", "breaks", "vllm", "eagle3", _set(draft_vocab_size=D - 1)),
+        ("d2t-missing", "silently wrong", "vllm", "eagle3", _drop("d2t"), "t2d"),
+        ("d2t-dtype", "silently wrong", "sglang", "eagle3", lambda v, s: s.update(d2t=s["d2t"].half())),
+        ("d2t-zero", "silently wrong", "vllm", "eagle3", lambda v, s: s.update(d2t=torch.zeros_like(s["d2t"])), "t2d"),
+        ("d2t-range", "breaks", "sglang", "eagle3", _with("d2t", -1, V)),
+        ("d2t-duplicate", "silently wrong", "vllm", "eagle3",
+         lambda v, s: s.update(d2t=torch.cat([s["d2t"][1:2] + 1, s["d2t"][1:]])), "t2d"),
+        ("d2t-idle", "warning", "vllm", "eagle3", _equal_vocabularies),
+        ("t2d", "silently wrong", "reference", "eagle3", lambda v, s: s.update(t2d=~s["t2d"])),
+        ("t2d", "warning", "speculators", "eagle3", _drop("t2d")),
+        ("t2d", "warning", "speculators", "eagle3", lambda v, s: s.update(t2d=s["t2d"].long())),
+        ("missing-keys", "silently wrong", "sglang", "eagle3", _drop("norm.weight")),
+        ("missing-keys", "silently wrong", "sglang", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
+        ("stray-keys", "breaks", "vllm", "eagle1", _put(layers__0__input_layernorm__weight=lambda s: torch.ones(H))),
+        ("stray-keys", "warning", "sglang", "eagle3", _put(midlayer__self_attn__q_norm__weight=lambda s: torch.ones(8))),
+        ("stray-keys", "breaks", "vllm", "eagle1", _put(d2t=lambda s: torch.arange(4), t2d=lambda s: torch.ones(V) > 0)),
+        ("fc-bias", "breaks", "vllm", "eagle1", _put(fc__bias=lambda s: torch.ones(H))),
+        ("fc-bias", "silently wrong", "sglang", "eagle1", _drop("fc.bias")),
+        ("fc-bias", "silently wrong", "reference", "eagle1", _set(bias=None)),
+        ("attention-bias", "breaks", "vllm", "eagle3", _put(midlayer__self_attn__q_proj__bias=lambda s: torch.ones(32))),
+        ("attention-bias", "silently wrong", "sglang", "eagle3",
+         _put(midlayer__self_attn__k_proj__bias=lambda s: torch.ones(16))),
+        ("attention-bias", "silently wrong", "vllm", "eagle1", _set(attention_bias=True)),
+        ("lm-head", "breaks", "vllm", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
+        ("lm-head", "warning", "sglang", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
+        ("embed-tokens", "silently wrong", "sglang", "eagle1", _put(embed_tokens__weight=lambda s: torch.ones(V, H))),
+        ("embed-tokens", "warning", "speculators", "eagle3", _drop("embed_tokens.weight")),
+        ("shapes", "breaks", "sglang", "eagle3", _set(num_key_value_heads=4)),
+        ("shapes", "breaks", "vllm", "eagle1", _set(head_dim=16)),
+        ("config-numbers", "breaks", "vllm", "eagle1", _set(intermediate_size=None)),
+        ("hidden-size", "breaks", "vllm", "eagle3", _set(target_hidden_size=64), "shapes", "layer-count"),
+        ("values", "silently wrong", "vllm", "eagle1", _with("fc.weight", (0, 0), float("nan"))),
+        ("values", "silently wrong", "sglang", "eagle3", _with(_LM, slice(None), 0.0)),
+        ("dtype", "warning", "vllm", "eagle1", lambda v, s: s.update({"fc.weight": s["fc.weight"].half()})),
+        ("dtype", "warning", "vllm", "eagle3", _set(torch_dtype="bfloat16")),
+    )
+]  # fmt: skip

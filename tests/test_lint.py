@@ -1,0 +1,226 @@
+"""`eagle lint`: every rule finds its defect, says nothing of a sound folder, and reads what our own loader refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle import cli
+from eagle.checkpoint import load_head, save_head
+from eagle.config import TargetConfig
+from eagle.errors import EagleError
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.lint import lint, rules
+from tests import lint_cases
+from tests.lint_cases import DEFECTS, TARGET_LAYERS, Defect, sound, write
+from tests.tiny import save_tiny_target, tiny_model
+
+SOUND = [
+    *(("eagle1", runtime) for runtime in ("vllm", "sglang", "reference")),
+    *(("eagle3", runtime) for runtime in ("vllm", "sglang", "speculators", "reference")),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
+    folder = tmp_path_factory.mktemp("target")
+    save_tiny_target(folder, num_hidden_layers=TARGET_LAYERS)
+    return TargetConfig(model=str(folder))
+
+
+@pytest.fixture(scope="module")
+def embedding(target: TargetConfig) -> torch.Tensor:
+    return load_file(Path(target.model) / "model.safetensors")["model.embed_tokens.weight"]
+
+
+@pytest.fixture(scope="module")
+def rotated_otherwise(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
+    """The target with another RoPE base."""
+    folder = tmp_path_factory.mktemp("rotated")
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    save_tiny_target(folder, num_hidden_layers=TARGET_LAYERS, rope_parameters=rope)
+    return TargetConfig(model=str(folder))
+
+
+def found(folder: Path, runtime: str, target: TargetConfig | None) -> dict[str, str]:
+    """rule -> severity, the worst where a rule has several."""
+    report = lint(folder, runtime=runtime, target=target)  # type: ignore[arg-type]
+    return {finding.rule: finding.severity for finding in reversed(report.findings)}
+
+
+@pytest.mark.parametrize(("version", "runtime"), SOUND)
+def test_a_sound_folder_gives_no_finding(
+    version: str, runtime: str, target: TargetConfig, embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "head", *sound(version, runtime, embedding))
+    assert found(folder, runtime, target) == {}
+    assert found(folder, runtime, None) == {}
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_defect_is_found_by_its_rule_alone(
+    defect: Defect, target: TargetConfig, rotated_otherwise: TargetConfig, embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    values, state = sound(defect.version, defect.runtime, embedding)
+    whole = write(tmp_path / "sound", values, state)
+    against = rotated_otherwise if defect.rule == "rope-theta" else target
+    assert found(whole, defect.runtime, against) == {}
+    defect.spoil(values, state)
+    findings = found(write(tmp_path / "spoilt", values, state), defect.runtime, against)
+    assert findings.get(defect.rule) == defect.severity
+    assert findings.keys() - {defect.rule} <= set(defect.also)
+
+
+def test_every_rule_has_a_defect_that_it_finds() -> None:
+    reading = {"config-file", "weight-files", "index"}  # below
+    assert {defect.rule for defect in DEFECTS} | reading == set(rules())
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "\xff"])
+def test_a_config_that_is_missing_or_no_json_breaks(text: str | None, embedding: torch.Tensor, tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", *sound("eagle1", "vllm", embedding))
+    if text is None:
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_bytes(text.encode("latin-1"))
+    assert found(folder, "vllm", None) == {"config-file": "breaks"}
+
+
+def shard(folder: Path, *, name: str = "model-00001-of-00001.safetensors") -> None:
+    """Turns a folder's weights into their sharded form, with one shard."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / name)
+    index = {"weight_map": dict.fromkeys(state, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_sharded_weights_are_read_and_a_broken_index_is_named(embedding: torch.Tensor, tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", *sound("eagle3", "vllm", embedding))
+    shard(folder)
+    assert found(folder, "vllm", None) == {}
+    index = folder / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    index.write_text(
+        json.dumps({"weight_map": {**whole["weight_map"], "ghost.weight": "model-00001-of-00001.safetensors"}})
+    )
+    assert found(folder, "vllm", None) == {"index": "breaks"}
+    index.write_text(
+        json.dumps({"weight_map": {**whole["weight_map"], "norm.weight": "model-00002-of-00002.safetensors"}})
+    )
+    evidence = [finding.evidence for finding in lint(folder, runtime="vllm").findings if finding.rule == "index"]
+    assert any("model-00002-of-00002.safetensors (1 tensors), which is not there" in line for line in evidence)
+    index.write_text("{}")
+    assert found(folder, "vllm", None) == {"index": "breaks"}
+
+
+def test_weights_that_are_missing_cut_short_or_no_tensors_break(embedding: torch.Tensor, tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", *sound("eagle1", "vllm", embedding))
+    weights = folder / "model.safetensors"
+    held = weights.read_bytes()
+    weights.write_bytes(held[: len(held) // 2])
+    assert found(folder, "vllm", None) == {"weight-files": "breaks"}
+    weights.unlink()
+    torch.save({"fc.weight": torch.ones(2), "step": 3}, folder / "pytorch_model.bin")
+    assert found(folder, "vllm", None)["weight-files"] == "breaks"
+    (folder / "pytorch_model.bin").rename(folder / "head.pt")
+    (finding,) = lint(folder, runtime="vllm").findings
+    assert "only head.pt" in finding.evidence
+
+
+def test_another_target_is_told_by_its_width_and_vocabulary(embedding: torch.Tensor, tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", *sound("eagle3", "vllm", embedding))
+    other = tmp_path / "other"
+    save_tiny_target(other, num_hidden_layers=TARGET_LAYERS, hidden_size=64, vocab_size=500)
+    findings = found(folder, "vllm", TargetConfig(model=str(other)))
+    assert {"hidden-size": "breaks", "vocab-size": "breaks"}.items() <= findings.items()
+
+
+def test_a_head_that_our_loader_refuses_is_read_all_the_same(embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "sglang", embedding)
+    state["d2t"] = torch.zeros_like(state["d2t"])
+    folder = write(tmp_path / "head", values, state)
+    with pytest.raises(EagleError):
+        load_head(folder)
+    assert found(folder, "sglang", None)["d2t-zero"] == "silently wrong"
+
+
+def test_a_head_of_this_project_is_sent_to_the_exporter(tmp_path: Path) -> None:
+    save_head(EagleHead(EagleHeadConfig.for_target(tiny_model().config)), tmp_path / "head")
+    report = lint(tmp_path / "head", runtime="vllm")
+    assert not report.sound
+    assert any("eagle export HEAD --to vllm" in finding.remedy for finding in report.findings)
+
+
+def test_a_speculators_folder_is_sound_for_vllm_and_no_folder_of_sglangs(
+    embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "head", *sound("eagle3", "speculators", embedding))
+    assert found(folder, "vllm", None) == {}
+    assert found(folder, "sglang", None)["model-type"] == "breaks"
+    eagle1 = write(tmp_path / "eagle1", *sound("eagle1", "vllm", embedding))
+    assert found(eagle1, "speculators", None)["speculators-config"] == "breaks"
+
+
+def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor, tmp_path: Path) -> None:
+    """The same nested ids, read as SGLang reads them for each family (held against the ids at the top level)."""
+    from eagle.lint_files import TargetFacts, read_head
+    from eagle.lint_rules import Look
+    from eagle.lint_rules_layers import layer_convention
+
+    values, state = sound("eagle3", "sglang", embedding)
+    facts = {
+        "name": "x",
+        "architecture": None,
+        "hidden_size": 32,
+        "vocab_size": 384,
+        "theta": 1e4,
+        "max_positions": None,
+    }
+    for family, nested, top in (
+        ("deepseek_v3", [3, 4, 6], [3, 4, 6]),
+        ("gpt_oss", [1, 4, 8], [1, 4, 8]),
+        ("llama", [1, 3, 5], [2, 4, 6]),
+    ):
+        lint_cases._nested(nested, eagle_aux_hidden_state_layer_ids=top)(values, state)
+        look = Look(
+            head=read_head(write(tmp_path / family, values, state)),
+            target=TargetFacts(model_type=family, num_layers=8, **facts),  # type: ignore[arg-type]
+            runtime="sglang",
+        )
+        assert list(layer_convention(look)) == [], family
+        lint_cases._nested([v + 1 for v in nested], eagle_aux_hidden_state_layer_ids=top)(values, state)
+        look = Look(head=read_head(write(tmp_path / family, values, state)), target=look.target, runtime="sglang")
+        assert list(layer_convention(look)) != [], family
+
+
+def test_the_command_prints_a_table_or_json_and_its_exit_code_tells(
+    embedding: torch.Tensor, target: TargetConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["lint", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    values, state = sound("eagle1", "vllm", embedding)
+    folder = str(write(tmp_path / "head", values, state))
+    assert run(folder, "--for", "vllm", "--target", target.model)[0] == 0
+    write(tmp_path / "head", {**values, "torch_dtype": "float16"}, state)
+    code, out, _ = run(folder, "--for", "vllm")
+    assert (code, "1 warning" in out) == (0, True)
+    save_file({**state, "fc.bias": torch.ones(32)}, tmp_path / "head" / "model.safetensors")
+    code, out, _ = run(folder, "--for", "vllm")
+    assert code == 1
+    assert re.search(r"fc-bias\s+fc.bias is in the file", out)
+    assert "remedy: train the head without it" in out
+    code, out, _ = run(folder, "--for", "vllm", "--json")
+    assert (code, json.loads(out)["findings"][0]["rule"]) == (1, "fc-bias")
+    code, _, err = run(str(tmp_path / "nothing"), "--for", "vllm")
+    assert (code, "no such folder" in err) == (2, True)
+    code, _, err = run(folder)
+    assert (code, "--for" in err) == (2, True)
+    code, _, err = run(folder, "--for", "vllm", "--target", "no/such/place/at/all")
+    assert (code, "no/such/place/at/all" in err) == (2, True)
+    assert run("--rules")[1].count("\n") == len(rules())
