@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from eagle.errors import EagleError
 from eagle.eval.meter import Use
 from eagle.files import atomic_path
 
@@ -71,29 +72,51 @@ class Request:
 class AnswerLog:
     """`answers.jsonl`: a header with the evaluation's identity, then one line per request, on disk before the next.
 
-    A log with another identity is started afresh; a half-written last line (a kill) is cut off.
+    A log with another identity is started afresh; a half-written last line (a kill) is cut off. Of several processes the first
+    one writes answers.jsonl, process k answers.k.jsonl; when the first one opens its log, it takes over what lies in the
+    others'. The others must open theirs after it, and before anybody appends: all then know the same requests.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]):
-        self.path, self.identity = path, dict(identity)
+    def __init__(self, path: Path, identity: Mapping[str, Any], *, process: int = 0):
+        self.path, self.identity, self.process = path, dict(identity), process
         self.requests: dict[tuple[str, int, str], Request] = {}
+        """All that is known: those of the log when it was opened, and this process's since."""
         self.restarted = False
         """True when answers of another evaluation lay here and were dropped."""
         self._file: TextIO | None = None
 
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {"format": FORMAT, "identity": self.identity}
+
     def __enter__(self) -> "AnswerLog":
-        header, lines = _read_whole_lines(self.path)
-        matches = header == {"format": FORMAT, "identity": self.identity}
-        self.restarted = header is not None and not matches
-        if matches:
-            for line in lines:
-                request = _request(line)
-                self.requests[request.key] = request
-        kept = [{"format": FORMAT, "identity": self.identity}, *(lines if matches else [])]
-        with atomic_path(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        self._file = open(self.path, "a", encoding="utf-8")
+        own, others = self.path, _others(self.path)
+        self._take(self.path)
+        if self.process:
+            own = self.path.with_suffix(f".{self.process}{self.path.suffix}")
+            self._write(own, [])
+        else:
+            for other in others:
+                self._take(other)
+            self._write(own, self.requests.values())
+            for other in others:
+                other.unlink()
+        self._file = open(own, "a", encoding="utf-8")
         return self
+
+    def _take(self, path: Path) -> None:
+        """Reads the requests of a log of this evaluation."""
+        header, lines = _read_whole_lines(path)
+        if header == self._header:
+            self.requests.update({request.key: request for request in map(_request, lines)})
+        elif header is not None:
+            _check_threads(path, header, self._header)
+            self.restarted = True
+
+    def _write(self, path: Path, requests: Iterable[Request]) -> None:
+        lines = [self._header, *map(dataclasses.asdict, requests)]
+        with atomic_path(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -108,6 +131,24 @@ class AnswerLog:
         self._file.write(json.dumps(dataclasses.asdict(request)) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _others(path: Path) -> list[Path]:
+    """Logs of processes behind the first one, of this start or an earlier one."""
+    found = path.parent.glob(f"{path.stem}.*{path.suffix}")
+    return sorted(other for other in found if other.suffixes[0].removeprefix(".").isdigit())
+
+
+def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises EagleError when nothing but the number of threads differs: hours of answers must not go for that."""
+    theirs, ours = (dict(header.get("identity", {})) for header in (found, wanted))
+    machines = [dict(identity.pop("hardware", None) or {}) for identity in (theirs, ours)]
+    threads = [machine.pop("torch_threads", None) for machine in machines]
+    if found.get("format") == FORMAT and theirs == ours and machines[0] == machines[1] and threads[0] != threads[1]:
+        raise EagleError(
+            f"the answers in {path} are of {threads[0]} threads, this process has {threads[1]}, and times would not mix; "
+            f"set OMP_NUM_THREADS={threads[0]} to go on (launchers of several processes set it to 1), or delete that file"
+        )
 
 
 def _request(line: dict[str, Any]) -> Request:

@@ -21,9 +21,9 @@ from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
 from eagle.eval.exactness import divergence, exactness
-from eagle.eval.harness import evaluation_identity
+from eagle.eval.identity import evaluation_identity
 from eagle.eval.methods import PLAIN
-from eagle.eval.prompt_set import Prompt, load_prompts
+from eagle.eval.prompt_set import Prompt, recipe_prompts
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
 from eagle.files import write_json
@@ -43,7 +43,7 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     A killed check continues. Raises EagleError for a rule whose tokens are another draw of the distribution, a missing head,
     or prompts that are all too long.
     """
-    prompts, settings = load_prompts(recipe.eval.prompts, recipe.eval.limit), parse_settings(recipe.eval.sampling)
+    prompts, settings = recipe_prompts(recipe.eval), parse_settings(recipe.eval.sampling)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     decoder = checked_decoder(recipe, target, head)
     head = _head_of(recipe, head)

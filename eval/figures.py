@@ -153,7 +153,7 @@ def device_use(answers: Sequence[Answer]) -> float | None:
     return sum(answer.use.cpu_seconds for answer in answers) / wall if wall else None
 
 
-def peak_memory(answers: Sequence[Answer]) -> dict[str, int | None]:
+def peaks(answers: Sequence[Answer]) -> dict[str, int | None]:
     """The most that any of the calls held, in bytes."""
     return {
         name: max((peak for answer in answers if (peak := getattr(answer.use, field)) is not None), default=None)
@@ -174,7 +174,7 @@ def record(requests: Sequence[Request], method: str, *, baselines: Sequence[str]
         "baseline_inter_token_ms": {name: p50(name) for name in baselines},
         "inter_token_ms": p50(method),
         "device_use": device_use(answers),
-        "peak_memory": peak_memory(answers),
+        "peak_memory": peaks(answers),
         "tau": values.tau,
         "acceptance": values.acceptance,
     }

@@ -2,97 +2,110 @@
 
 Fairness: the same loaded weights, prompts, token limit, EOS and token counting for all; requests interleave the methods
 and rotate their order, so a slow minute of the machine hits all alike; warm-up prompts are not counted. Two baselines:
-Hugging Face `generate` and this package's own loop without drafting.
+Hugging Face `generate` and this package's own loop without drafting. Several processes (processes.py) share out the prompts.
 """
 
+import contextlib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
-from eagle.checkpoint import head_hash, load_head
+from eagle.checkpoint import load_head
 from eagle.config import Recipe, as_dict
-from eagle.environment import git_commit, hardware, package_version, peak_memory, versions
+from eagle.environment import git_commit, hardware, peak_memory, versions
 from eagle.errors import EagleError
-from eagle.eval.answers import FORMAT, AnswerLog
+from eagle.eval.answers import FORMAT, AnswerLog, Request
+from eagle.eval.curves import Curves
+from eagle.eval.figures import peaks
+from eagle.eval.identity import answers_identity, evaluation_identity
 from eagle.eval.methods import make_methods
-from eagle.eval.prompt_set import Prompt, load_prompts, prompts_sha256
+from eagle.eval.processes import Processes, join_processes, share
+from eagle.eval.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
 from eagle.eval.results import print_results, read_results, write_results
 from eagle.eval.runner import Runner
-from eagle.eval.settings import parse_settings
+from eagle.eval.settings import Setting, parse_settings
+from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
 
 
 def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
-    """Evaluates a head (default: the recipe's own) on the recipe's prompts; writes results.json and summary.md.
+    """Evaluates a head (default: the recipe's own) on the recipe's prompts; writes results.json, summary.md and spec_bench/.
 
     Resumes an interrupted evaluation; when results.json is of exactly this one, prints it and measures nothing.
+    Every process of an accelerate launch calls this; the first one writes the results and returns them, the others {}.
     Raises EagleError for a missing head or prompt file, or a head that does not fit the target.
     """
+    processes = join_processes()
     if head is None and not recipe.head_dir.is_dir():
         raise EagleError(
             f"there is no head at {recipe.head_dir}; train it first (eagle train RECIPE) or give --head PATH"
         )
     head_path = head if head is not None else recipe.head_dir
-    prompts = load_prompts(recipe.eval.prompts, recipe.eval.limit)
-    identity = evaluation_identity(recipe, head_path, prompts)
+    sets = recipe_sets(recipe.eval)
+    identity = evaluation_identity(recipe, head_path, prompts_in(sets))
     done = read_results(recipe.eval_dir)
     if done is not None and done["identity"] == identity:
-        print_results(done)
-        console.print(
-            f"eval: {recipe.eval_dir} is complete; delete that folder to measure again", markup=False, soft_wrap=True
-        )
-        return done
-    result = _measure(recipe, head_path, prompts, identity)
+        if processes.first:
+            print_results(done)
+            _say(f"{recipe.eval_dir} is complete; delete that folder to measure again")
+        return done if processes.first else {}
+    result = _measure(recipe, head_path, sets, identity, processes)
+    if not processes.first:
+        return {}
     write_results(recipe.eval_dir, result)
     (recipe.eval_dir / "recipe.yaml").write_text(yaml.safe_dump(as_dict(recipe), sort_keys=False), encoding="utf-8")
     print_results(result)
     return result
 
 
-def evaluation_identity(recipe: Recipe, head: str | Path | None, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What must be the same for earlier results (or answers) to stand. Hardware is in it: times would not mix."""
-    return {
-        "version": package_version(),
-        "target": as_dict(recipe.target),
-        "chat_template": recipe.data.chat_template,
-        "head_sha256": None if head is None else head_hash(head),
-        "prompts_sha256": prompts_sha256(prompts),
-        "eval": as_dict(recipe.eval),
-        "decode": as_dict(recipe.decode),
-        "hardware": hardware(),
-        "libraries": {name: version for name, version in versions().items() if name in ("torch", "transformers")},
-    }
-
-
 def _measure(
-    recipe: Recipe, head_path: str | Path, prompts: Sequence[Prompt], identity: Mapping[str, Any]
+    recipe: Recipe,
+    head_path: str | Path,
+    sets: Sequence[PromptSet],
+    identity: Mapping[str, Any],
+    processes: Processes,
 ) -> dict[str, Any]:
-    head = load_head(head_path)
-    target = Target.from_config(recipe.target, recipe.data.chat_template)
+    """The results; of a process that is not the first: {}, when every process has answered its share."""
+    loading = peak_memory()
+    head, prompts = load_head(head_path), prompts_in(sets)
+    target = Target.from_config(processes.on_own_device(recipe.target), recipe.data.chat_template)
     methods = make_methods(recipe.eval.methods, target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
     settings = parse_settings(recipe.eval.sampling)
-    runner = Runner(target, methods, settings, max_new_tokens=recipe.eval.max_new_tokens, seed=recipe.eval.seed)
-    skipped: list[dict[str, Any]] = []
-    with AnswerLog(recipe.eval_dir / "answers.jsonl", {**identity, "weights": target.identity()}) as log:
-        if log.restarted:
-            console.print(f"eval: {log.path} was of another evaluation; starting afresh", markup=False, soft_wrap=True)
-        total = len(settings) * sum(len(prompt.turns) for prompt in prompts)
-        with ProgressBar("eval", total=total, unit="requests", done=len(log.requests)) as bar:
-            for prompt in prompts[: recipe.eval.warmup_prompts] if len(log.requests) < total else []:
-                runner.warm_up(prompt)
-            for prompt in prompts:
-                skipped += runner.answer(prompt, log, bar)
-        requests = list(log.requests.values())
+    curves = Curves(recipe, target, head_path, prompts)
+    runner = Runner(
+        target,
+        methods,
+        settings,
+        max_new_tokens=recipe.eval.max_new_tokens,
+        seed=recipe.eval.seed,
+        processes=processes.on_machine,
+    )
+    answers = answers_identity(identity, target.identity())
+    log_of = functools.partial(AnswerLog, recipe.eval_dir / "answers.jsonl", answers)
+    _answer(runner, prompts, log_of(process=processes.index), processes, warm_up=recipe.eval.warmup_prompts)
+    processes.wait()
+    processes.leave()
+    if not processes.first:
+        return {}
+    with log_of() as log, ProgressBar("eval", total=0, unit="requests", quiet=True) as bar:
+        # What the others answered is in the log now; what is passed over is found again.
+        skipped = [passed for prompt in prompts for passed in runner.answer(prompt, log, bar)]
+        requests = in_order(log.requests.values(), prompts, settings)
     if not requests:
         raise EagleError(
             "every evaluation prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens"
         )
+    write_answer_files(recipe.eval_dir / "spec_bench", requests, prompts, runner.tokenizer, model=target.name)
+    throughput = curves.measure(settings, answers)
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,17 +122,72 @@ def _measure(
         "hardware": hardware(),
         "versions": versions(),
         "commit": git_commit(),
-        "peak_memory": peak_memory(),
+        "peak_memory": _highest(loading, requests, target.device),
         "skipped": skipped,
-        "suites": [],
-        "processes": {"processes": 1, "requests_by_sharing": {"1": len(requests)}, "note": None},
-        "throughput": [],
+        "suites": [one.as_dict() for one in sets],
+        "processes": shared_by(requests, processes),
+        "throughput": throughput,
         **summarise(
             requests,
             {one.label: {name: method.check(one) for name, method in methods.items()} for one in settings},
             seed=recipe.eval.seed,
         ),
     }
+
+
+def _answer(runner: Runner, prompts: Sequence[Prompt], log: AnswerLog, processes: Processes, *, warm_up: int) -> None:
+    """Answers this process's share of what the log lacks."""
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_first():
+            stack.enter_context(log)
+        if log.restarted and processes.first:
+            _say(f"{log.path} was of another evaluation; starting afresh")
+        mine = share(runner.unanswered(prompts, log), index=processes.index, count=processes.count)
+        total = len(runner.settings) * sum(len(prompt.turns) for prompt in prompts)
+        if processes.count > 1:
+            total = len(runner.settings) * sum(len(prompt.turns) for prompt in mine)
+        done = len(log.requests) if processes.count == 1 else 0
+        bar = ProgressBar("eval", total=total, unit="requests", done=done, quiet=not processes.first)
+        with bar:
+            for prompt in prompts[:warm_up] if mine else []:
+                runner.warm_up(prompt)
+            for prompt in mine:
+                runner.answer(prompt, log, bar)
+
+
+def in_order(requests: Iterable[Request], prompts: Sequence[Prompt], settings: Sequence[Setting]) -> list[Request]:
+    """By prompt, setting and turn, whoever answered them and when."""
+    place = {prompt.id: i for i, prompt in enumerate(prompts)}
+    under = {setting.label: i for i, setting in enumerate(settings)}
+    return sorted(requests, key=lambda request: (place[request.prompt], under[request.setting], request.turn))
+
+
+def shared_by(requests: Sequence[Request], processes: Processes) -> dict[str, Any]:
+    """Under how many processes on one machine the requests were answered, and what to say of it."""
+    counts = Counter(request.processes for request in requests)
+    note = None
+    if max(counts) > 1:
+        how = ", ".join(f"{count} with {number}" for number, count in sorted(counts.items()))
+        note = f"times are of one process among several on one machine (requests by their number: {how}); ratios are paired"
+    return {
+        "processes": processes.count,
+        "requests_by_sharing": {str(number): count for number, count in sorted(counts.items())},
+        "note": note,
+    }
+
+
+def _highest(loading: Mapping[str, int], requests: Sequence[Request], device: torch.device) -> dict[str, int]:
+    """The peaks over the whole evaluation: what every answer notes sets the process's own back."""
+    highest = {name: max(value, loading.get(name, 0)) for name, value in peak_memory().items()}
+    noted = peaks([answer for request in requests for answer in request.answers.values()])
+    for name, peak in (("rss_bytes", noted["rss_bytes"]), (f"cuda{device.index or 0}_bytes", noted["cuda_bytes"])):
+        if peak is not None:
+            highest[name] = max(highest.get(name, 0), peak)
+    return highest
+
+
+def _say(text: str) -> None:
+    console.print(f"eval: {text}", markup=False, soft_wrap=True)
 
 
 def _training_size(recipe: Recipe) -> dict[str, Any] | None:

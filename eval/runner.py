@@ -31,12 +31,14 @@ class Runner:
         *,
         max_new_tokens: int,
         seed: int = 0,
+        processes: int = 1,
     ):
+        """processes: how many share this machine, for the requests' record."""
         assert PLAIN in methods
         if target.tokenizer is None:
             raise EagleError(f"target {target.name} has no tokenizer; load it with one")
         self.target, self.tokenizer, self.max_new_tokens, self.seed = target, target.tokenizer, max_new_tokens, seed
-        self.methods, self.settings = dict(methods), list(settings)
+        self.methods, self.settings, self.processes = dict(methods), list(settings), processes
 
     def warm_up(self, prompt: Prompt) -> None:
         """Lets every method answer the first turn under every setting, uncounted: allocations, caches, compilation."""
@@ -96,7 +98,19 @@ class Runner:
             order=order,
             answers=answers,
             divergences=divergences,
+            processes=self.processes,
         )
+
+    def unanswered(self, prompts: Sequence[Prompt], log: AnswerLog) -> list[Prompt]:
+        """Those of which the log lacks a turn under any setting, the ones that will be passed over among them."""
+        return [
+            prompt
+            for prompt in prompts
+            if any(
+                (prompt.id, turn, setting.label) not in log.requests
+                for turn, setting in itertools.product(range(len(prompt.turns)), self.settings)
+            )
+        ]
 
     def _fits(self, ids: list[int]) -> bool:
         return fits(self.target, ids, self.max_new_tokens)

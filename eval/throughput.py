@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -25,7 +25,7 @@ from eagle.errors import EagleError
 from eagle.eval.batch_answer import BatchAnswer, answer_batch
 from eagle.eval.check import checked_decoder
 from eagle.eval.exactness import divergence
-from eagle.eval.prompt_set import load_prompts
+from eagle.eval.prompt_set import recipe_prompts, spread
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
 from eagle.eval.statistics import Estimate, paired_ratio
@@ -144,6 +144,18 @@ def crossing(points: Sequence[BatchPoint]) -> float | None:
     return None
 
 
+def curve(points: Sequence[BatchPoint], *, setting: str, max_new_tokens: int, prompts: int) -> dict[str, Any]:
+    """The points with what they say, as results.json has it."""
+    return {
+        "setting": setting,
+        "max_new_tokens": max_new_tokens,
+        "prompts": prompts,
+        "points": [dataclasses.asdict(point) for point in points],
+        "crossing": crossing(points),
+        "verdict": _verdict(points),
+    }
+
+
 def _verdict(points: Sequence[BatchPoint]) -> str:
     known = [(point.batch, point.speedup.pooled) for point in points if point.speedup is not None]
     if len(known) < len(points):
@@ -185,12 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recipe = read_recipe(known.config, overrides)
         setting = parse_setting(known.setting)
-        loaded = load_prompts(recipe.eval.prompts, -(-known.prompts // max(1, len(recipe.eval.prompts))))
+        chosen = spread(recipe_prompts(dataclasses.replace(recipe.eval, limit=None)), known.prompts)
         target = Target.from_config(recipe.target, recipe.data.chat_template)
         decoder = checked_decoder(recipe, target, known.head)
         points = measure(
             decoder,
-            [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in loaded[: known.prompts]],
+            [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in chosen],
             batches=known.batches,
             setting=setting,
             max_new_tokens=recipe.eval.max_new_tokens,
@@ -200,20 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     console.print(_table(points))
     console.print(f"{setting.label}: {_verdict(points)}", markup=False, soft_wrap=True)
-    print(json.dumps(_record(points, setting.label, recipe.eval.max_new_tokens)))
+    limit = recipe.eval.max_new_tokens
+    found = curve(points, setting=setting.label, max_new_tokens=limit, prompts=len(chosen))
+    print(json.dumps({"benchmark": "throughput", **found, "hardware": hardware(), "commit": git_commit()}))
     return 0
-
-
-def _record(points: Sequence[BatchPoint], setting: str, max_new_tokens: int) -> Mapping[str, Any]:
-    return {
-        "benchmark": "throughput",
-        "setting": setting,
-        "max_new_tokens": max_new_tokens,
-        "points": [dataclasses.asdict(point) for point in points],
-        "crossing": crossing(points),
-        "hardware": hardware(),
-        "commit": git_commit(),
-    }
 
 
 if __name__ == "__main__":
