@@ -40,6 +40,9 @@ class TrainConfig:
     """The value or norm to clip at."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """bf16: autocast with fp32 master weights."""
+    kernels: Literal["auto", "reference", "triton"] = "auto"
+    """What computes the soft cross-entropy and its gradient (eagle/kernels/draft_loss). auto: Triton on CUDA devices, else plain
+    PyTorch; reference: plain PyTorch; triton: Triton, or an error where it cannot run. metrics.jsonl says what ran."""
     unroll_steps: int | None = None
     """Steps that the head is unrolled over its own predictions in training. null: as published for head.version (eagle1: 1,
     eagle3: 7; HASS is eagle1 with 3)."""

@@ -16,22 +16,34 @@ import torch
 
 
 class Teacher:
-    """p of C positions, from its logits [C, D] in float32; what no divergence asks for is not computed."""
+    """p of C positions, from its logits [C, D], in float32 at least; what no divergence asks for is not computed."""
 
     def __init__(self, logits_CD: torch.Tensor):
-        self._logits_CD = logits_CD
+        self.logits = logits_CD
+        self._dtype = torch.promote_types(logits_CD.dtype, torch.float32)
+        self._best: dict[int, torch.Tensor] = {}
 
     @cached_property
     def p(self) -> torch.Tensor:
-        return self._logits_CD.softmax(dim=-1)
+        return self.logits.softmax(dim=-1, dtype=self._dtype)
 
     @cached_property
     def log_p(self) -> torch.Tensor:
-        return self._logits_CD.log_softmax(dim=-1)
+        return self.logits.log_softmax(dim=-1, dtype=self._dtype)
+
+    def best(self, count: int) -> torch.Tensor:
+        """int64 [C, count]: the likeliest tokens."""
+        if count not in self._best:
+            self._best[count] = self.logits.topk(count, dim=-1).indices
+        return self._best[count]
 
     def at(self, chosen_C: torch.Tensor) -> "Teacher":
         """The positions where chosen_C (bool [C]) is true: views of what has been computed where that is all of them."""
-        return self if bool(chosen_C.all()) else Teacher(self._logits_CD[chosen_C])
+        if bool(chosen_C.all()):
+            return self
+        part = Teacher(self.logits[chosen_C])
+        part._best = {count: ids_CK[chosen_C] for count, ids_CK in self._best.items()}
+        return part
 
 
 Divergence = Callable[[Teacher, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -87,7 +99,8 @@ def top_k(teacher: Teacher, log_q_CD: torch.Tensor, *, count: int) -> tuple[torc
 
     p and q stay distributions over all D tokens. Returns as a Divergence does.
     """
-    p_CK, ids_CK = teacher.p.topk(count, dim=-1)
+    ids_CK = teacher.best(count)
+    p_CK = teacher.p.gather(-1, ids_CK)
     losses_C = -(p_CK * log_q_CD.gather(-1, ids_CK)).sum(dim=-1)
     slope_CD = log_q_CD.exp().mul_(p_CK.sum(dim=-1, keepdim=True))
     return losses_C, slope_CD.scatter_add_(-1, ids_CK, -p_CK)

@@ -257,6 +257,7 @@ def _record(training: Training, trackers: Trackers, result: StepResult, seconds:
             "grad_norm": result.grad_norm,
             "tokens_per_second": window["tokens"] / window["seconds"],
             "supervised_tokens": int(window["supervised"]),
+            "kernels": result.kernels,
             "time": time.time(),
         }
     )

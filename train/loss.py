@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from eagle.data.chunks import chunk_rows
 from eagle.heads import DraftHead
+from eagle.kernels.draft_loss.op import soft_cross_entropy
+from eagle.kernels.draft_loss.reference import Judged
 from eagle.train.batches import Batch
 from eagle.train.divergences import Teacher, top_k
 from eagle.train.draftable import Draftable
@@ -116,7 +118,8 @@ class _Classification(torch.autograd.Function):
         ends = torch.stack([reached_S.cumsum(0) for reached_S in reached]).cpu()
         for start in range(0, len(teachers_SH), rows):
             stop = min(start + rows, len(teachers_SH))
-            teacher = Teacher(tokens.logits(teachers_SH[start:stop]).float())
+            taught_CD = tokens.logits(teachers_SH[start:stop])
+            teacher = Teacher(taught_CD if taught_CD.element_size() == 2 else taught_CD.float())
             for step, (students_SH, reached_S) in enumerate(zip(students, reached, strict=True)):
                 at = slice(int(ends[step, start - 1]) if start else 0, int(ends[step, stop - 1]))
                 if at.start == at.stop:
@@ -151,18 +154,40 @@ class _Classification(torch.autograd.Function):
 def _judge(
     teacher: Teacher, logits_CD: torch.Tensor, objective: Objective, step: int, sums_2K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weighted loss, its gradient by the logits [C, D]) of one step's chunk; adds the plain sums to sums_2K."""
+    """(weighted loss, its gradient by the logits [C, D]) of one step's chunk; adds the plain sums to sums_2K.
+
+    The gradient may take the logits' memory.
+    """
+    weight = objective.classification_weight * objective.step_weights[step]
+    top_weight = objective.distill_weight * objective.step_weights[step]
+    top_ids_CK = teacher.best(min(objective.distill_top_k, logits_CD.shape[-1])) if top_weight > 0 else None
+    judged = soft_cross_entropy(
+        student_CD=logits_CD,
+        teacher_CD=teacher.logits,
+        weight=weight,
+        top_ids_CK=top_ids_CK,
+        top_weight=top_weight,
+        refusal=objective.no_kernel,
+        reference=lambda: _plainly(teacher, logits_CD, objective, weight=weight, top_weight=top_weight),
+    )
+    classification = judged.losses_C.sum()
+    sums_2K[0, step] += classification
+    loss = weight * classification
+    if judged.top_losses_C is not None:
+        distillation = judged.top_losses_C.sum()
+        sums_2K[1, step] += distillation
+        loss = loss + top_weight * distillation
+    return loss, judged.slopes_CD
+
+
+def _plainly(
+    teacher: Teacher, logits_CD: torch.Tensor, objective: Objective, *, weight: float, top_weight: float
+) -> Judged:
+    """Any divergence, in plain PyTorch; the slopes are float32."""
     log_q_CD = logits_CD.float().log_softmax(dim=-1)
     losses_C, slope_CD = objective.classify(teacher, log_q_CD)
-    weight = objective.step_weights[step]
-    classification = losses_C.sum()
-    sums_2K[0, step] += classification
-    loss = objective.classification_weight * weight * classification
-    slope_CD.mul_(objective.classification_weight * weight)
-    if objective.distill_weight > 0:
-        losses_C, more_CD = top_k(teacher, log_q_CD, count=min(objective.distill_top_k, log_q_CD.shape[-1]))
-        distillation = losses_C.sum()
-        sums_2K[1, step] += distillation
-        loss = loss + objective.distill_weight * weight * distillation
-        slope_CD.add_(more_CD, alpha=objective.distill_weight * weight)
-    return loss, slope_CD
+    slope_CD.mul_(weight)
+    if top_weight == 0:
+        return Judged(losses_C, None, slope_CD)
+    top_losses_C, more_CD = top_k(teacher, log_q_CD, count=min(objective.distill_top_k, log_q_CD.shape[-1]))
+    return Judged(losses_C, top_losses_C, slope_CD.add_(more_CD, alpha=top_weight))

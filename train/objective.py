@@ -5,6 +5,7 @@ from typing import Any
 
 from eagle.config import Recipe
 from eagle.errors import EagleError
+from eagle.kernels.draft_loss.op import MOST_TOP
 from eagle.train.divergences import DIVERGENCES, Divergence
 from eagle.train.unroll import Between, Checkpointing
 
@@ -56,6 +57,15 @@ class Objective:
     def classify(self) -> Divergence:
         return DIVERGENCES[self.divergence]
 
+    @property
+    def no_kernel(self) -> str | None:
+        """Why the kernel draft_loss does not compute this; None when it does."""
+        if self.divergence != "soft_ce":
+            return f"train.divergence is {self.divergence}, which has no kernel (soft_ce has)"
+        if self.distill_weight > 0 and self.distill_top_k > MOST_TOP:
+            return f"train.distill_top_k is {self.distill_top_k}, the kernel takes {MOST_TOP} at most"
+        return None
+
     def total(self, regression: float, classification: float, distillation: float = 0.0) -> float:
         """The weighted loss of sums or means."""
         return (
@@ -102,6 +112,8 @@ def _check(objective: Objective, recipe: Recipe) -> None:
             f"train.regression_weight is {objective.regression_weight}, but an EAGLE-3 head's predictions are not the target's "
             "features: there is nothing to compare them with; set it to 0 or leave it out"
         )
+    if recipe.train.kernels == "triton" and objective.no_kernel is not None:
+        raise EagleError(f"train.kernels is triton, but {objective.no_kernel}; set train.kernels to auto or reference")
     if objective.total(1.0, 1.0, 1.0) == 0:
         raise EagleError(
             "train.regression_weight, train.classification_weight and train.distill_weight are all 0: nothing to learn"

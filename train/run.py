@@ -17,6 +17,7 @@ from eagle.data.documents import Documents
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.kernels.dispatch import missing
 from eagle.loading import load_config
 from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order
@@ -30,7 +31,7 @@ FREE = {
     *("trackers", "project", "workers", "batch_size", "gradient_accumulation", "epochs", "max_steps"),
     *("packing", "max_tokens_per_row"),
     *("decode_every", "decode_prompts", "decode_count", "decode_tokens", "keep", "patience"),
-    *("warm_start_check", "verify_store", "gradient_checkpointing"),
+    *("warm_start_check", "verify_store", "gradient_checkpointing", "kernels"),
 }
 
 
@@ -54,6 +55,9 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
             f"train.workers is {config.workers}, but train.features is online: the target computes features in the training "
             "process itself; set train.workers to 0"
         )
+    reason = missing(accelerator.device) if config.kernels == "triton" else None
+    if reason is not None:
+        raise EagleError(f"train.kernels is triton, which cannot run: {reason}; set it to auto or reference")
     launch.check_world(accelerator)
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise EagleError(

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +20,7 @@ from eagle.config import Recipe
 from eagle.data.documents import Documents
 from eagle.errors import EagleError
 from eagle.heads import DraftHead
+from eagle.kernels.dispatch import by_kernel, since, snapshot, using
 from eagle.train import checkpoints, run
 from eagle.train.batches import Batch, Order
 from eagle.train.draftable import Draftable
@@ -68,6 +70,8 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping"""
     lr: float
+    kernels: dict[str, dict[str, int]]
+    """Kernel -> what ran it in this process ("reference" or "triton") -> calls"""
 
 
 def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
@@ -77,6 +81,7 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
     (DeepSpeed has by then updated those in memory) and nothing on disk is touched.
     """
     accelerator, config, step = training.accelerator, training.recipe.train, training.progress.step
+    before = snapshot()
     objective = training.objective
     lr = learning_rate(step, total=training.total, config=config)
     for group in training.optimizer.param_groups:
@@ -108,6 +113,7 @@ def train_step(training: Training, batches: Sequence[Batch]) -> StepResult:
         tokens=tokens,
         grad_norm=grad_norm,
         lr=lr,
+        kernels=by_kernel(since(before)),
     )
 
 
@@ -123,7 +129,8 @@ def _losses(training: Training, batch: Batch) -> tuple[torch.Tensor, torch.Tenso
         tokens=training.tokens,
         draftable=training.draftable,
     )
-    with training.autocast():
+    kernels = training.recipe.train.kernels
+    with training.autocast(), nullcontext() if kernels == "auto" else using(kernels):
         loss, sums_3K = training.model(work)
     return loss, sums_3K
 

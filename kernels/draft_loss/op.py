@@ -1,48 +1,87 @@
 """The soft cross-entropy between a target's and a draft's token distributions: on logits, and on features by chunks.
 
-T positions, C of a chunk, H hidden, V vocabulary, D (draft) tokens.
+T positions, C of a chunk, H hidden, V vocabulary, D (draft) tokens, K of the teacher's likeliest.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from eagle.errors import EagleError
 from eagle.kernels.dispatch import Backend, choose, on
-from eagle.kernels.draft_loss.reference import soft_cross_entropy_reference
+from eagle.kernels.draft_loss.reference import Judged, soft_cross_entropy_reference
 
 NAME = "draft_loss"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST_TOP = 64
+"""Largest K of the top-k term in the Triton version."""
 CHUNK_ELEMENTS = 2**26
 """Logits of one kind held at a time."""
 
 
 def soft_cross_entropy(
-    *, student_CD: torch.Tensor, teacher_CD: torch.Tensor, backend: Backend | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(losses float32 [C], slopes [C, D] = d losses / d student's logits, in their dtype).
+    *,
+    student_CD: torch.Tensor,
+    teacher_CD: torch.Tensor,
+    weight: float = 1.0,
+    top_ids_CK: torch.Tensor | None = None,
+    top_weight: float = 0.0,
+    backend: Backend | None = None,
+    refusal: str | None = None,
+    reference: Callable[[], Judged] | None = None,
+) -> Judged:
+    """The cross-entropies -sum_x p(x) log q(x) [C], p = softmax(teacher), q = softmax(student) in float32, and the slopes.
 
-    -sum_x p(x) log q(x), p = softmax(teacher), q = softmax(student), in float32. student_CD's memory may be taken for the
-    slopes: it holds nothing of use afterwards. No autograd: for use inside an autograd.Function. Finite logits.
-    backend: None takes the enclosing `using` block's. Raises EagleError on shapes that do not belong together and when
-    "triton" was asked for and cannot run.
+    top_ids_CK: int64, distinct in each row: the part of the sum over these tokens is a loss of its own (HASS's top-k term).
+    slopes_CD: the gradient of weight * losses + top_weight * top losses by the student's logits. student_CD's memory may be
+    taken for them: it holds nothing of use afterwards. No autograd: for use inside an autograd.Function. Finite logits.
+
+    backend: None takes the enclosing `using` block's. refusal: why the caller cannot take the Triton version. reference: what
+    runs in place of it, for callers that keep the teacher's softmax for several students; None: `reference.py`.
+    Raises EagleError on shapes that do not belong together and when "triton" was asked for and cannot run.
     """
     if student_CD.ndim != 2 or student_CD.shape != teacher_CD.shape or student_CD.shape[1] == 0:
         raise EagleError(
             f"{NAME}: the student's logits have shape {tuple(student_CD.shape)}, the teacher's {tuple(teacher_CD.shape)}; "
             "expected the same [positions, tokens]"
         )
-    refusal = None
-    if student_CD.dtype not in DTYPES or teacher_CD.dtype != student_CD.dtype:
-        refusal = f"logits are {student_CD.dtype} and {teacher_CD.dtype}, not both one of fp16, bf16, fp32"
-    elif student_CD.stride(1) != 1 or teacher_CD.stride(1) != 1:
-        refusal = "the tokens are not the contiguous dimension of the logits"
+    refusal = refusal or _why_not_triton(student_CD, teacher_CD, top_ids_CK)
     if choose(NAME, student_CD.device, backend=backend, refusal=refusal) == "triton" and len(student_CD):
         from eagle.kernels.draft_loss.triton import launch
 
         with on(student_CD.device):
-            return launch(student_CD=student_CD.detach(), teacher_CD=teacher_CD, slopes_CD=student_CD.detach())
-    return soft_cross_entropy_reference(student_CD=student_CD.detach(), teacher_CD=teacher_CD.detach())
+            judged = launch(
+                student_CD=student_CD.detach(),
+                teacher_CD=teacher_CD.to(student_CD.dtype),
+                slopes_CD=student_CD.detach(),
+                weight=weight,
+                top_ids_CK=None if top_ids_CK is None else top_ids_CK.contiguous(),
+                top_weight=top_weight,
+            )
+        return Judged(*judged)
+    if reference is not None:
+        return reference()
+    return soft_cross_entropy_reference(
+        student_CD=student_CD.detach(),
+        teacher_CD=teacher_CD.detach(),
+        weight=weight,
+        top_ids_CK=top_ids_CK,
+        top_weight=top_weight,
+    )
+
+
+def _why_not_triton(student_CD: torch.Tensor, teacher_CD: torch.Tensor, top_ids_CK: torch.Tensor | None) -> str | None:
+    if student_CD.dtype not in DTYPES or torch.promote_types(student_CD.dtype, teacher_CD.dtype) != student_CD.dtype:
+        return (
+            f"logits are {student_CD.dtype} and {teacher_CD.dtype}, expected the student's to be one of fp16, bf16, fp32 and "
+            "the teacher's no wider"
+        )
+    if student_CD.stride(1) != 1 or teacher_CD.stride(1) != 1:
+        return "the tokens are not the contiguous dimension of the logits"
+    if top_ids_CK is not None and top_ids_CK.shape[1] > MOST_TOP:
+        return f"the top-k term is over {top_ids_CK.shape[1]} tokens, expected at most {MOST_TOP}"
+    return None
 
 
 def draft_loss(
@@ -89,7 +128,7 @@ class _DraftLoss(torch.autograd.Function):
         gradient_TH = torch.empty_like(student_TH) if ctx.needs_input_grad[0] else None
         for start in range(0, len(student_TH), rows):
             chunk = slice(start, start + rows)
-            losses_C, slopes_CD = soft_cross_entropy(
+            losses_C, _, slopes_CD = soft_cross_entropy(
                 student_CD=student_TH[chunk].to(head_DH.dtype) @ head_DH.T,
                 teacher_CD=teacher_TH[chunk].to(head_DH.dtype) @ head_DH.T,
                 backend=backend,

@@ -38,13 +38,80 @@ def test_losses_and_slopes_of_logits(dtype: torch.dtype, rows: int, tokens: int)
     torch.manual_seed(tokens)
     rising = torch.linspace(0, 12, tokens)  # the best logits come last: what was summed before must shrink
     student_CD, teacher_CD = ((torch.randn(rows, tokens) * 2 + rising).to(DEVICE, dtype) for _ in range(2))
-    expected_losses_C, expected_slopes_CD = soft_cross_entropy_reference(student_CD=student_CD, teacher_CD=teacher_CD)
+    expected = soft_cross_entropy_reference(student_CD=student_CD, teacher_CD=teacher_CD)
     with dispatch.record() as paths:
-        losses_C, slopes_CD = soft_cross_entropy(student_CD=student_CD, teacher_CD=teacher_CD, backend="triton")
+        judged = soft_cross_entropy(student_CD=student_CD, teacher_CD=teacher_CD, backend="triton")
     assert paths == Counter({("draft_loss", "triton"): 1})
-    close(losses_C, expected_losses_C, torch.float32)
-    close(slopes_CD, expected_slopes_CD, dtype)
-    assert slopes_CD.data_ptr() == student_CD.data_ptr()  # no third [C, D]
+    close(judged.losses_C, expected.losses_C, torch.float32)
+    close(judged.slopes_CD, expected.slopes_CD, dtype)
+    assert judged.top_losses_C is None
+    assert judged.slopes_CD.data_ptr() == student_CD.data_ptr()  # no third [C, D]
+
+
+def with_a_top_k_term(student_CD: torch.Tensor, teacher_CD: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Losses, top losses and slopes of 0.3 * losses + 0.7 * top losses, by autograd in float64; the top ids."""
+    z_CD = student_CD.double().requires_grad_()
+    terms_CD = -teacher_CD.double().softmax(-1) * z_CD.log_softmax(-1)
+    ids_CK = teacher_CD.topk(count, dim=-1).indices
+    losses_C, top_losses_C = terms_CD.sum(-1), terms_CD.gather(-1, ids_CK).sum(-1)
+    (slopes_CD,) = torch.autograd.grad((0.3 * losses_C + 0.7 * top_losses_C).sum(), z_CD)
+    return losses_C.detach(), top_losses_C.detach(), slopes_CD, ids_CK
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize(
+    ("rows", "tokens", "count", "dtype"),
+    [
+        (3, 63, 10, torch.float32),
+        (1, 5, 5, torch.float32),
+        (2, 4099, 1, torch.float32),
+        (2, 8195, 33, torch.bfloat16),
+        (2, 70, 64, torch.float16),
+    ],
+)
+def test_the_top_k_term_is_the_part_of_the_likeliest(
+    backend: Any, rows: int, tokens: int, count: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(count)
+    student_CD, teacher_CD = ((torch.randn(rows, tokens) * 2).to(DEVICE, dtype) for _ in range(2))
+    *expected, ids_CK = with_a_top_k_term(student_CD, teacher_CD, count)
+    judged = soft_cross_entropy(
+        student_CD=student_CD,
+        teacher_CD=teacher_CD,
+        weight=0.3,
+        top_ids_CK=ids_CK,
+        top_weight=0.7,
+        backend=backend,
+    )
+    assert judged.top_losses_C is not None
+    close(judged.losses_C, expected[0], torch.float32)
+    close(judged.top_losses_C, expected[1], torch.float32)
+    close(judged.slopes_CD, expected[2], dtype)
+    assert judged.slopes_CD.dtype == dtype
+
+
+def test_a_narrower_teacher_is_widened_and_a_wider_one_refused() -> None:
+    torch.manual_seed(0)
+    student_CD, teacher_CD = torch.randn(3, 41, device=DEVICE), torch.randn(3, 41, device=DEVICE).bfloat16()
+    expected = soft_cross_entropy_reference(student_CD=student_CD, teacher_CD=teacher_CD)
+    judged = soft_cross_entropy(student_CD=student_CD.clone(), teacher_CD=teacher_CD, backend="triton")
+    close(judged.losses_C, expected.losses_C, torch.float32)
+    with pytest.raises(EagleError, match=r"logits are torch\.bfloat16 and torch\.float32"):
+        soft_cross_entropy(student_CD=teacher_CD, teacher_CD=student_CD, backend="triton")
+
+
+def test_a_caller_may_refuse_and_bring_its_own_reference() -> None:
+    logits_CD = torch.randn(2, 9, device=DEVICE)
+    own = soft_cross_entropy_reference(student_CD=logits_CD, teacher_CD=logits_CD)
+    arguments: dict[str, Any] = dict(student_CD=logits_CD, teacher_CD=logits_CD, refusal="of the moon")
+    assert soft_cross_entropy(**arguments, reference=lambda: own) is own
+    with pytest.raises(EagleError, match="cannot run: of the moon"):
+        soft_cross_entropy(**arguments, backend="triton")
+    ids_CK = torch.arange(65, device=DEVICE).expand(2, -1)
+    wide_CD = torch.randn(2, 70, device=DEVICE)
+    with pytest.raises(EagleError, match="over 65 tokens, expected at most 64"):
+        soft_cross_entropy(student_CD=wide_CD, teacher_CD=wide_CD, top_ids_CK=ids_CK, backend="triton")
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference"])
@@ -109,10 +176,9 @@ def test_strided_logits_and_no_positions() -> None:
     wide = torch.full((3, 120), float("nan"), device=DEVICE)
     wide[:, :101] = torch.randn(3, 101, device=DEVICE)
     student_CD, teacher_CD = wide[:, :101].clone(), wide[:, :101]
-    expected, _ = soft_cross_entropy_reference(student_CD=student_CD, teacher_CD=teacher_CD)
-    close(
-        soft_cross_entropy(student_CD=student_CD, teacher_CD=teacher_CD, backend="triton")[0], expected, torch.float32
-    )
+    expected = soft_cross_entropy_reference(student_CD=student_CD, teacher_CD=teacher_CD)
+    judged = soft_cross_entropy(student_CD=student_CD, teacher_CD=teacher_CD, backend="triton")
+    close(judged.losses_C, expected.losses_C, torch.float32)
     student_TH, teacher_TH, head_VH = features(2, 8, 50)
     nothing = draft_loss(student_TH=student_TH[:0], teacher_TH=teacher_TH[:0], head_VH=head_VH)
     nothing.backward()

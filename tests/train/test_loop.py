@@ -54,7 +54,8 @@ def test_the_final_folder_holds_a_loadable_head_and_how_it_came_to_be(tmp_path: 
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
     assert [line["step"] for line in lines if "val_loss" in line] == [4, 8]
     losses, rest = {"loss", "regression", "classification"}, {"epoch", "lr", "grad_norm", "time"}
-    assert {*losses, *rest, "step", "tokens_per_second", "supervised_tokens"} == set(lines[0])
+    assert {*losses, *rest, "step", "tokens_per_second", "supervised_tokens", "kernels"} == set(lines[0])
+    assert lines[0]["kernels"].keys() == {"draft_loss"}
     assert json.loads((recipe.train_dir / "recipe.json").read_text())["train"]["epochs"] == 2
 
 
