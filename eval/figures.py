@@ -106,9 +106,7 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         new_tokens=new_tokens,
         verify_steps=len(steps),
         tau=1 + sum(steps) / len(steps) if drafted else None,
-        tau_request_mean=_mean([1 + sum(a.accepted) / len(a.accepted) for a in answers if a.accepted])
-        if drafted
-        else None,
+        tau_request_mean=_mean(request_taus(answers)),
         tau_trimmed=sum(len(a.tokens) - 1 for a in answers) / len(steps) if drafted else None,
         acceptance=acceptance_per_depth(answers),
         tokens_per_second=new_tokens / seconds,
@@ -125,6 +123,12 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         speedup_hf=speedup("hf"),
         speedup_plain=speedup("plain"),
     )
+
+
+def request_taus(answers: Sequence[Answer]) -> list[float]:
+    """Each answer's own tau, of those with a verify step; nothing of methods that do not draft."""
+    drafted = any(answer.attempts_per_depth for answer in answers)
+    return [1 + sum(a.accepted) / len(a.accepted) for a in answers if a.accepted] if drafted else []
 
 
 def inter_token(answers: Sequence[Answer]) -> Spread | None:

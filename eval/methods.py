@@ -44,6 +44,8 @@ class Method:
     """(ids_1T int64 on the target's device, max_new_tokens, setting, seed) -> Answer."""
     greedy_check: Check
     sampled_check: Check
+    decoder: SpeculativeDecoder | None = None
+    """What answers; None: Hugging Face"""
 
     def check(self, setting: Setting) -> Check:
         return self.greedy_check if setting.greedy else self.sampled_check
@@ -138,9 +140,9 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     rule = rule_of(decode)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     if not rule.lossless:
-        return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy")
+        return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy", decoder=decoder)
     sampled: Check = "plain" if rule.name == "coupled" else "distribution"
-    return Method(name=name, run=_ours(decoder), greedy_check="plain", sampled_check=sampled)
+    return Method(name=name, run=_ours(decoder), greedy_check="plain", sampled_check=sampled, decoder=decoder)
 
 
 def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:

@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from eagle.chat import prompt_ids
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
+from eagle.eval.prompt_set import Prompt
+from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting
 from eagle.tree import DraftTree
 from eagle.verify import NodeView, Rule, Walk
 
+MOST_TOKENS = 96
+"""Of a recorded answer."""
 SHOWN_STEPS = 5
 """Steps whose trees are kept whole."""
 BINS = 10
@@ -60,7 +65,9 @@ def record_steps(
     if tokenizer is None:
         raise EagleError(f"target {decoder.target.name} has no tokenizer; load it with one")
     recorder = Recorder(decoder.rule)
-    recording = SpeculativeDecoder(decoder.target, decoder.drafter, recorder, kernels=decoder.kernels)
+    # Kernels walk without the rule; where they do not run the tokens are the same.
+    kernels = "auto" if decoder.kernels == "triton" else decoder.kernels
+    recording = SpeculativeDecoder(decoder.target, decoder.drafter, recorder, kernels=kernels)
     ids_1T = torch.tensor([list(ids)], device=decoder.target.device)
     with bare_generation_config(decoder.target):
         stream = recording.pieces(ids_1T, max_new_tokens=max_new_tokens, seed=[seed], **setting.arguments())
@@ -90,6 +97,24 @@ def record_steps(
         ],
         "calibration": calibration(recorder.steps),
     }
+
+
+def record_answer(
+    decoder: SpeculativeDecoder, prompt: Prompt, *, setting: Setting, seed: int, max_new_tokens: int, method: str
+) -> dict[str, Any] | None:
+    """`record_steps` of a prompt's first turn; None where it is longer than the target's positions."""
+    ids = prompt_ids(decoder.target.tokenizer, first_turn(prompt))
+    if not fits(decoder.target, ids, max_new_tokens):
+        return None
+    return record_steps(
+        decoder,
+        ids,
+        setting=setting,
+        seed=request_seed(seed, prompt, 0, setting),
+        max_new_tokens=max_new_tokens,
+        question=prompt.turns[0],
+        method=method,
+    )
 
 
 def _choose(path_lengths: Sequence[int], shown: int) -> list[int]:

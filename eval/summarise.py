@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle.eval.answers import Request
 from eagle.eval.exactness import Exactness, exactness
-from eagle.eval.figures import DEFINITIONS, figures, record
+from eagle.eval.figures import DEFINITIONS, figures, record, request_taus
 from eagle.eval.methods import CHAIN, HF, PLAIN, Check
 
 
@@ -59,6 +59,7 @@ def summarise_setting(requests: Sequence[Request], checks: Mapping[str, Check], 
             name: {
                 "overall": row(requests, name),
                 "categories": {c: row([r for r in requests if r.category == c], name) for c in categories},
+                "request_tau": request_taus([r.answers[name] for r in requests]),
             }
             for name in checks
         },
