@@ -91,7 +91,8 @@ def check_fits(head: DraftHead, target: Any) -> None:
         if not same_shape or not torch.allclose(embeddings.float(), own.detach().cpu().float(), rtol=1e-2, atol=1e-3):
             raise EagleError(
                 f"the head's embed_tokens.weight {tuple(embeddings.shape)} is not that of target {target.name} "
-                f"{tuple(own.shape)}: it was trained for another model; use that one"
+                f"{tuple(own.shape)}: it was trained for another model (use that one), or has trained embeddings of its own, "
+                "which heads here have not got"
             )
     recorded = head.config.target_identity
     if recorded:

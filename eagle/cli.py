@@ -177,12 +177,24 @@ def _parser() -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=RECIPE_COMMANDS[name])
     _add_generate(commands)
+    _add_formats(commands)
     _add_chat(commands)
     _add_lint(commands)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
     demo.set_defaults(action=_demo)
     return parser
+
+
+def _add_formats(commands: Any) -> None:
+    from eagle import export_cli, import_cli
+
+    parser = commands.add_parser("import", help="Make another project's head one of this: what it assumed is printed.")
+    import_cli.add_arguments(parser)
+    parser.set_defaults(action=import_cli.import_head)
+    parser = commands.add_parser("export", help="Write a head for vLLM, SGLang, TensorRT-LLM ..., with a model card.")
+    export_cli.add_arguments(parser)
+    parser.set_defaults(action=export_cli.export)
 
 
 def _add_generate(commands: Any) -> None:

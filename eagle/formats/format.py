@@ -64,6 +64,8 @@ class Limits:
     """Files may hold a reduced vocabulary (d2t)."""
     three_layers: bool = True
     """EAGLE-3: looks at exactly three layers."""
+    default_layers: bool = False
+    """EAGLE-3: looks at [2, L//2, L-3], whatever config.json says."""
     embed_tokens: bool = False
     """The file must carry the target's embeddings."""
 

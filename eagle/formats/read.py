@@ -15,11 +15,10 @@ from transformers import LlamaConfig
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.formats.files import REMEDY, read_files
-from eagle.formats.format import FLAGS, VERSION_NAMES, Format, HeadFiles, Version, lookup
+from eagle.formats.format import FLAGS, SIDECAR, VERSION_NAMES, Format, HeadFiles, Version, lookup
 from eagle.formats.layer_ids import sglang_applied
 from eagle.formats.own import OWN
 from eagle.formats.registry import detect
-from eagle.formats.rope import KEYS as ROPE_KEYS
 from eagle.formats.rope import read_rope
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.reading import BROKEN, reason
@@ -89,7 +88,9 @@ def read_head(
     _drop_zero_biases(state, found, version, notes)
     try:
         values = dict(files.values) if found.flatten is None else found.flatten(dict(files.values))
-        values = values if found is OWN else _settings(values, state, found, version, target, overrides, notes)
+        if found is not OWN:
+            values = _settings(values, state, found, version, target, overrides, notes)
+            _restore(values, state, files, version, notes)
         head = _blank_head(values, state, version)
     except EagleError as error:
         raise EagleError(f"{file}: {error}") from error
@@ -143,6 +144,26 @@ def _settings(
     size = out.get("draft_vocab_size")
     notes.append(f"draft vocabulary: {'all ' + str(out.get('vocab_size')) if size is None else size} tokens")
     return out
+
+
+def _restore(
+    values: dict[str, Any], state: dict[str, torch.Tensor], files: HeadFiles, version: Version, notes: list[str]
+) -> None:
+    """Puts back what `eagle export` wrote beside the files because the format cannot hold it."""
+    kept = files.sidecar or {}
+    values |= {key: kept[key] for key in ("draft_coverage", "target_identity") if key in kept}
+    ids = kept.get("draft_token_ids")
+    if ids is None or version != "eagle1":
+        return
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < values["vocab_size"] for i in ids):
+        raise EagleError(
+            f"{SIDECAR}: draft_token_ids are not ids of tokens; remove {SIDECAR}, or export the head again"
+        )
+    vocabulary = DraftVocabulary(target_ids_D=torch.tensor(ids), target_size=int(values["vocab_size"]))
+    values["draft_vocab_size"] = vocabulary.size
+    state |= {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+    notes[:] = [note for note in notes if not note.startswith("draft vocabulary:")]
+    notes.append(f"draft vocabulary: {vocabulary.size} tokens, put back from {SIDECAR}")
 
 
 def _eagle3_settings(
@@ -295,6 +316,3 @@ def _there(state: Mapping[str, torch.Tensor]) -> str:
 
 def _scaling(rope: Mapping[str, Any]) -> str:
     return "" if rope["rope_type"] == "default" else f", scaling {rope['rope_type']}"
-
-
-assert set(ROPE_KEYS).isdisjoint(_FIELDS)

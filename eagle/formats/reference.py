@@ -29,6 +29,8 @@ REFERENCE = Format(
             rope_types=_ROPE,
             draft_vocabulary=False,
         ),
-        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", attention_bias="qkv", rope_types=_ROPE),
+        "eagle3": Limits(
+            architecture="LlamaForCausalLMEagle3", attention_bias="qkv", rope_types=_ROPE, default_layers=True
+        ),
     },
 )

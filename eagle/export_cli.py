@@ -1,0 +1,233 @@
+"""`eagle export`: a head becomes a folder that a runtime loads, with a model card and the command that serves it."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle.errors import EagleError
+
+if TYPE_CHECKING:
+    from eagle.formats.target_facts import TargetFacts
+    from eagle.heads import DraftHead
+
+RUNTIMES = ("reference", "vllm", "sglang", "speculators", "trtllm")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `eagle export`."""
+    parser.add_argument("head", metavar="HEAD", help="the head's folder or hub id")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument("--to", required=True, choices=RUNTIMES, help="whose files")
+    parser.add_argument(
+        "--target", metavar="MODEL", help="the head's target (default: the one recorded in it); the fit is checked"
+    )
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the weights (default: bfloat16)")
+    parser.add_argument(
+        "--name",
+        metavar="ID",
+        help="the target's public name, for the files, the card and the command (default: --target)",
+    )
+    parser.add_argument(
+        "--speculative-tokens",
+        type=int,
+        default=3,
+        metavar="N",
+        help="tokens drafted per step, in the command (default: 3)",
+    )
+    parser.add_argument("--license", metavar="ID", help="the head's licence, for the model card, such as apache-2.0")
+    parser.add_argument(
+        "--results",
+        metavar="PATH",
+        help="results.json of eagle eval, for the card (default: beside the head, where it is)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
+    parser.add_argument("--push-to-hub", metavar="REPO", help="then upload OUT to this hub repository (owner/name)")
+    parser.add_argument("--private", action="store_true", help="create that repository as a private one")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Checks, writes, reads back, prints what was lost and how to serve it."""
+    from eagle.checkpoint import check_fits
+    from eagle.formats.format import VERSION_NAMES
+    from eagle.formats.read import read_head
+    from eagle.formats.registry import format_named
+    from eagle.formats.write import export_head, write_export
+    from eagle.import_cli import refuse_existing, target_facts
+
+    out = Path(options.out)
+    refuse_existing(out, overwrite=options.overwrite)
+    if options.speculative_tokens < 1:
+        raise EagleError(f"--speculative-tokens is {options.speculative_tokens}, expected at least 1")
+    if options.private and options.push_to_hub is None:
+        raise EagleError("--private does nothing without --push-to-hub REPO; add it")
+    read = read_head(options.head)
+    head = read.head
+    model = options.target or (head.config.target_identity or {}).get("model")
+    if model is None:
+        raise EagleError("the head names no target; give --target MODEL")
+    target = target_facts(str(model))
+    head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
+    check_fits(head, target)
+    name = options.name or target.name
+    made = export_head(
+        head,
+        format_named(options.to),
+        target,
+        folder=str(out),
+        dtype=options.dtype,
+        verifier=name,
+        tokens=options.speculative_tokens,
+    )
+    training = _training(read.files.folder)
+    results, skipped = _results(options.results, read.files.folder)
+    verified: list[str] = []
+
+    def finish(folder: Path) -> dict[str, str]:
+        verified.extend(_verify(head, folder, target, options.dtype))
+        return {"README.md": _card(head, made, target, name, training, results, options, verified)}
+
+    write_export(made, out, finish=finish)
+    print(f"{out}: {VERSION_NAMES[head.version]} head for {made.format.title}, {options.dtype}")
+    for line in (*verified, *made.notes, *skipped):
+        print(f"  {line}")
+    if options.license is None:
+        print("  README.md names no licence: give --license ID, such as apache-2.0")
+    print(f"serve it:\n{made.serve}")
+    if options.push_to_hub is not None:
+        print(f"uploaded to {push_to_hub(out, options.push_to_hub, private=options.private)}")
+
+
+def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any = None) -> str:
+    """Creates the repository where there is none and uploads the folder; returns its address.
+
+    client: a huggingface_hub.HfApi, or what looks like one. Raises EagleError when the hub cannot be reached or refuses.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    api = HfApi() if client is None else client
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(
+            folder_path=str(folder), repo_id=repo, commit_message="Draft head, exported by eagle-draft-toolkit"
+        )
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EagleError(
+            f"{repo} could not be uploaded to ({reason}); the files are complete in {folder}: check the connection, "
+            f"HF_HUB_OFFLINE and `hf auth login`, then `hf upload {repo} {folder}`"
+        ) from error
+    return str(address)
+
+
+def _verify(head: "DraftHead", folder: Path, target: "TargetFacts", dtype: str) -> list[str]:
+    """Reads the files back, strictly, and compares. Raises EagleError when a weight differs from the rounded one."""
+    from copy import deepcopy
+
+    from eagle.formats.compare import STEPS, TOKENS, difference
+    from eagle.formats.read import read_head
+    from eagle.formats.write import DTYPES as TORCH_DTYPES
+
+    again = read_head(folder, target=target).head
+    rounded = deepcopy(head).to(TORCH_DTYPES[dtype])
+    stored = difference(rounded, again, target.tokens)
+    exact = difference(head, again, target.tokens)
+    if stored.weights != 0 or stored.logits != 0:
+        raise EagleError(
+            f"the exported files read back differently (weights by {stored.weights:.3g}, logits by {stored.logits:.3g}): this is "
+            "a defect of the export, please report it"
+        )
+    return [
+        f"read back by eagle import: largest weight difference {stored.weights:g}, largest logit difference {stored.logits:g} "
+        f"({TOKENS} random positions, {STEPS} steps), against the weights in {dtype}",
+        f"rounding to {dtype}: largest weight difference {exact.weights:.3g}, largest logit difference {exact.logits:.3g}",
+    ]
+
+
+def _card(
+    head: "DraftHead",
+    made: Any,
+    target: "TargetFacts",
+    name: str,
+    training: dict[str, Any],
+    results: str | None,
+    options: argparse.Namespace,
+    verified: list[str],
+) -> str:
+    from eagle.model_card import Card, model_card
+
+    recipe = training.get("recipe") or {}
+    revision = (recipe.get("target") or {}).get("revision") if isinstance(recipe, dict) else None
+    return model_card(
+        Card(
+            version=head.version,
+            format=made.format,
+            weights=sum(parameter.numel() for parameter in head.parameters()),
+            dtype=options.dtype,
+            target=name,
+            target_identity=target.identity(),
+            target_revision=revision,
+            training=training,
+            results=results,
+            license=options.license,
+            verified=verified,
+            notes=made.notes,
+            serve=made.serve,
+            draft_tokens=head.config.draft_vocab_size,
+            aux_layers=head.aux_layers,
+        )
+    )
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    from eagle.reading import read_object
+
+    file = folder / "training.json"
+    return read_object(file, remedy="remove it, or train the head again") if file.is_file() else {}
+
+
+def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
+    """The card's results, and what is to say about those that were not taken. Only results of this very head count."""
+    from eagle.checkpoint import head_hash
+    from eagle.eval.results import read_results
+
+    places = [folder, folder.parent / "eval"] if asked is None else [_folder_of(Path(asked))]
+    for place in places:
+        result = read_results(place)
+        if result is None:
+            continue
+        if result.get("head", {}).get("sha256") == head_hash(folder):
+            return _results_markdown(result), []
+        if asked is None:
+            return None, [f"{place / 'results.json'} is of another head: left out of the card"]
+        raise EagleError(f"{asked} holds results of another head ({result['head'].get('path')}); evaluate this one")
+    if asked is not None:
+        raise EagleError(f"{asked} holds no results.json of this version; run eagle eval, or leave --results out")
+    return None, ["no results.json of this head was found: the card says so (eagle eval makes one)"]
+
+
+def _folder_of(path: Path) -> Path:
+    return path.parent if path.name == "results.json" else path
+
+
+def _results_markdown(result: dict[str, Any]) -> str:
+    from eagle.eval.results import headline, method_rows
+
+    lines = []
+    headings = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
+    for setting, body in result["settings"].items():
+        rows = method_rows(body)
+        lines += [f"{headline(result, setting)}:", ""]
+        lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
+    hardware = result["hardware"]
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    lines += [
+        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}; "
+        + ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers"))
+        + f"; {result['created']}. tau: accepted draft tokens + 1 per verification; over HF, over plain: speed-up, median of "
+        "paired ratios with its 95% interval."
+    ]
+    return "\n".join(lines)

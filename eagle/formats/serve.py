@@ -1,0 +1,54 @@
+"""How each runtime is started with an exported head; the drafting method is always named."""
+
+import json
+import shlex
+
+from eagle.eagle3_head import Eagle3Head
+from eagle.formats.format import Format, Version
+from eagle.formats.sglang import HOT_TOKENS
+from eagle.formats.trtllm import OPTIONS
+
+
+def serve_command(
+    format: Format, version: Version, folder: str, target: str, *, tokens: int, hot_tokens: bool = False
+) -> str:
+    """The shell command (for the reference, two lines of Python).
+
+    tokens: drafted per step. hot_tokens: the folder holds SGLang's map of draft tokens.
+    """
+    method = format.limits[version].method
+    if format.name in ("vllm", "speculators"):
+        drafting = {"method": method, "model": folder, "num_speculative_tokens": tokens}
+        return _shell("vllm serve", target, "--speculative-config", json.dumps(drafting))
+    if format.name == "sglang":
+        words = ["--model-path", target, "--speculative-algorithm", str(method)]
+        words += ["--speculative-draft-model-path", folder, "--speculative-num-steps", str(tokens)]
+        words += ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "16"]
+        words += ["--speculative-token-map", f"{folder}/{HOT_TOKENS}"] if hot_tokens else []
+        return _shell("python -m sglang.launch_server", *words)
+    if format.name == "trtllm":
+        options = f"{folder}/{OPTIONS}"
+        return _shell("trtllm-serve", target, "--backend", "pytorch", "--extra_llm_api_options", options)
+    third = ", use_eagle3=True" if version == "eagle3" else ", use_eagle3=False"
+    return (
+        "from eagle.model.ea_model import EaModel  # of the reference, not of this package\n"
+        f"model = EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={folder!r}{third})"
+    )
+
+
+def options_file(head: Eagle3Head, *, folder: str, tokens: int) -> str:
+    """TensorRT-LLM's options. It captures the output of layer i, i = c - 1."""
+    layers = ", ".join(str(c - 1) for c in head.aux_layers)
+    return (
+        "# trtllm-serve MODEL --backend pytorch --extra_llm_api_options THIS_FILE\n"
+        "# Older versions: decoding_type Eagle, speculative_model_dir instead of speculative_model.\n"
+        "speculative_config:\n"
+        "  decoding_type: Eagle3\n"
+        f"  speculative_model: {json.dumps(folder)}\n"
+        f"  max_draft_len: {tokens}\n"
+        f"  eagle3_layers_to_capture: [{layers}]\n"
+    )
+
+
+def _shell(command: str, *words: str) -> str:
+    return " ".join([command, *map(shlex.quote, words)])

@@ -1,0 +1,133 @@
+"""`eagle import`: another project's head becomes a folder of this one; what was assumed is said."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle.errors import EagleError
+
+if TYPE_CHECKING:
+    from eagle.formats.read import ReadHead
+    from eagle.formats.target_facts import TargetFacts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `eagle import`."""
+    parser.add_argument("source", metavar="SOURCE", help="a head's folder or hub id, of any format listed below")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument(
+        "--target",
+        metavar="MODEL",
+        help="the head's target (as eagle generate --target): checks the fit, settles layers",
+    )
+    parser.add_argument("--format", metavar="NAME", help="what the files are, where the detection is wrong")
+    parser.add_argument("--revision", metavar="REV", help="the hub revision of SOURCE (branch, tag or commit)")
+    parser.add_argument(
+        "--norm-before-residual",
+        choices=["true", "false"],
+        help="EAGLE-3: whether the residual is the normed feature, where config.json does not tell (or is wrong)",
+    )
+    parser.add_argument("--rope-theta", type=float, metavar="THETA", help="RoPE base, where config.json is wrong")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+
+
+_EPILOG = """\
+Formats: reference (EAGLE-1, 2 and 3), specforge, speculators, angelslim, modelopt, and the folders that eagle export
+writes (vllm, sglang, trtllm). Weights: safetensors or pytorch_model.bin (read without running code), also sharded.
+"""
+
+
+def import_head(options: argparse.Namespace) -> None:
+    """Reads, checks against the target, prints what was assumed, writes."""
+    from eagle.formats.read import Overrides, read_head
+    from eagle.formats.registry import format_named
+
+    out = Path(options.out)
+    refuse_existing(out, overwrite=options.overwrite)
+    format = None if options.format is None else format_named(options.format)
+    target = None if options.target is None else target_facts(options.target)
+    told = options.norm_before_residual
+    overrides = Overrides(rope_theta=options.rope_theta, norm_before_residual=None if told is None else told == "true")
+    read = read_head(options.source, revision=options.revision, format=format, target=target, overrides=overrides)
+    write_imported(read, out, source=options.source, target=target, say=print)
+
+
+def write_imported(
+    read: "ReadHead", out: Path, *, source: str, target: "TargetFacts | None", say: Callable[[str], Any]
+) -> None:
+    """Checks a head that was read against its target, says what was assumed, and writes it as this project's folder.
+
+    Raises EagleError when it does not fit, or carries layers of a target that there is none to compare with.
+    """
+    from eagle.checkpoint import check_fits, save_head
+    from eagle.formats.format import VERSION_NAMES
+
+    head, version = read.head, read.head.version
+    kind = "this project's" if read.format.name == "eagle" else read.format.title
+    say(f"{source}: {VERSION_NAMES[version]} head, {kind} format ({read.evidence}; {read.files.weights})")
+    for line in read.assumptions:
+        say(f"  {line}")
+    say(f"  {_biases(read)}")
+    if read.carried and target is None:
+        raise EagleError(
+            f"the file carries {', '.join(read.carried)}, which must be the target's own; give --target MODEL to compare"
+        )
+    if target is not None:
+        head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
+        check_fits(head, target)
+        if "lm_head.weight" in read.carried:
+            _check_lm_head(read.carried["lm_head.weight"], target)
+        for name in read.carried:
+            say(f"  {name} equals the target's: left out")
+        layers = f", aux layers c = {list(head.aux_layers)} of {target.num_layers}" if version == "eagle3" else ""
+        say(f"fits target {target.name}: width {target.hidden_size}, {target.vocab_size} tokens{layers}")
+    else:
+        say("not checked against a target: give --target MODEL")
+    origin = {"imported_from": source, "format": read.format.name, "assumptions": list(read.assumptions)}
+    save_head(head, out, extra=origin)
+    weights = sum(parameter.numel() for parameter in head.parameters())
+    dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
+    say(f"{out}: {weights:,} weights, {dtype}")
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """Raises EagleError for a folder that holds something and was not given up."""
+    if out.is_file():
+        raise EagleError(f"{out} is a file, expected a folder to write; name another")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise EagleError(f"{out} exists and is not empty; name another folder, or add --overwrite to replace it")
+
+
+def target_facts(model: str) -> "TargetFacts":
+    """What head files need to know of a target, from its config. Raises EagleError when there is no such model."""
+    from eagle.config import TargetConfig
+    from eagle.formats.target_facts import TargetFacts
+
+    return TargetFacts(TargetConfig(model=model, device="cpu"))
+
+
+def _check_lm_head(weight_VH: Any, target: "TargetFacts") -> None:
+    import torch
+
+    own_VH = target.tokens.lm_head_VH
+    if weight_VH.shape != own_VH.shape or not torch.allclose(
+        weight_VH.float(), own_VH.detach().float(), rtol=1e-2, atol=1e-3
+    ):
+        raise EagleError(
+            f"the head's lm_head.weight {tuple(weight_VH.shape)} is not that of target {target.name} {tuple(own_VH.shape)}: an "
+            "EAGLE-1 head drafts with its target's LM head; use the target that it was trained for"
+        )
+
+
+def _biases(read: "ReadHead") -> str:
+    config = read.head.config
+    found = {
+        "fc": getattr(config, "fc_bias", False),
+        "q/k/v": config.attention_bias,
+        "MLP": config.mlp_bias,
+    }
+    told = [name for name, there in found.items() if there]
+    return f"biases (as the tensors tell): {', '.join(told) or 'none'}"

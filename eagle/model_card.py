@@ -1,0 +1,166 @@
+"""The README.md of an exported head: what it is, how it was made and measured, how it is served."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from eagle.formats.format import VERSION_NAMES, Format, Version
+
+_TRAIN = ("epochs", "max_steps", "lr", "batch_size", "precision", "unroll_steps", "features", "packing")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a card tells."""
+
+    version: Version
+    format: Format
+    weights: int
+    dtype: str
+    target: str
+    """Its public name."""
+    target_identity: Mapping[str, Any]
+    """As Target.identity, as far as it is known."""
+    target_revision: str | None
+    training: Mapping[str, Any]
+    """The head's training.json; {}: none."""
+    results: str | None
+    """Markdown of what was measured, hardware included; None: nothing was."""
+    license: str | None
+    verified: Sequence[str]
+    """What was checked, a sentence each."""
+    notes: Sequence[str]
+    serve: str
+    draft_tokens: int | None
+    """Of a reduced vocabulary."""
+    aux_layers: Sequence[int]
+
+
+def model_card(card: Card) -> str:
+    """Markdown with a YAML front matter, as the hub reads it."""
+    name = VERSION_NAMES[card.version]
+    front = {
+        "license": card.license or "other",
+        **({} if card.license else {"license_name": "unknown"}),
+        "base_model": card.target,
+        "pipeline_tag": "text-generation",
+        "tags": [
+            "speculative-decoding",
+            "draft-head",
+            "eagle3" if card.version == "eagle3" else "eagle",
+            card.format.name,
+        ],
+        **({"datasets": found} if (found := _hub_datasets(card.training)) else {}),
+    }
+    sections = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n",
+        f"# {name} draft head for {card.target}\n\n{_intro(card)}",
+        f"## Serving\n\nThe files are {card.format.title}'s.\n\n```\n{card.serve}\n```",
+        "## Target\n\n" + _bullets(_target(card)),
+        "## Data\n\n" + _bullets(_data(card.training)),
+        "## Recipe\n\n" + _bullets(_recipe(card.training)),
+        "## Results\n\n" + (card.results or "None were recorded with this head."),
+        "## How these files were verified\n\n" + _bullets([*card.verified, *_unverified(card.format)]),
+        *(["## Limits\n\n" + _bullets(card.notes)] if card.notes else []),
+        "## Licence\n\n" + _licence(card),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _intro(card: Card) -> str:
+    what = {
+        "eagle1": "predicts the target's next features; the target's own LM head turns them into tokens",
+        "eagle3": f"reads the target's hidden states after {', '.join(map(str, card.aux_layers))} layers; LM head of its own",
+    }[card.version]
+    words = "" if card.draft_tokens is None else f" over the {card.draft_tokens:,} most frequent tokens"
+    return (
+        f"A draft head for speculative decoding: it proposes tokens that the target verifies, so the text is the target's "
+        f"own, sooner. It {what}{words}. {card.weights:,} weights, {card.dtype}. Made with eagle-draft-toolkit."
+    )
+
+
+def _target(card: Card) -> list[str]:
+    identity = card.target_identity
+    found = [f"model: {card.target}", f"revision: {card.target_revision or 'not recorded'}"]
+    found += [
+        f"{key}: {identity[key]}"
+        for key in ("architecture", "num_layers", "hidden_size", "vocab_size")
+        if key in identity
+    ]
+    digest = identity.get("weights_sha256")
+    return [*found, f"weights (hash over samples of every tensor): {digest or 'not recorded'}"]
+
+
+def _data(training: Mapping[str, Any]) -> list[str]:
+    if "imported_from" in training:
+        return [f"imported from {_public(training['imported_from'])} ({training.get('format')}): see there"]
+    data = _section(training, "data")
+    if not data:
+        return ["not recorded"]
+    found = [f"sources: {', '.join(map(_public, data.get('sources') or ())) or 'not recorded'}"]
+    found += [
+        f"{key}: {data[key]}"
+        for key in ("max_len", "max_samples", "max_supervised_tokens")
+        if data.get(key) is not None
+    ]
+    return found
+
+
+def _recipe(training: Mapping[str, Any]) -> list[str]:
+    if "imported_from" in training:
+        return ["of the project it was imported from"]
+    train, head = _section(training, "train"), _section(training, "head")
+    if not train:
+        return ["not recorded"]
+    found = [f"{key}: {train[key]}" for key in _TRAIN if train.get(key) is not None]
+    found += [f"head.{key}: {value}" for key, value in head.items() if value not in (None, False)]
+    metrics = training.get("metrics")
+    if isinstance(metrics, Mapping):
+        found += [f"steps: {training.get('step')}"]
+        found += [
+            f"{key}: {metrics[key]:.3f}"
+            for key in ("val_top1_agreement", "val_tau")
+            if isinstance(metrics.get(key), float)
+        ]
+    return found
+
+
+def _unverified(format: Format) -> list[str]:
+    return [f"not run in {format.title} itself by the export; its rules are taken from {format.source}"]
+
+
+def _licence(card: Card) -> str:
+    named = "None was named when the head was exported" if card.license is None else card.license
+    return f"{named}. The target's licence and the training data's apply to what was made of them."
+
+
+def _section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    recipe = training.get("recipe")
+    found = recipe.get(name) if isinstance(recipe, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _public(source: Any) -> str:
+    """A source without the folders of the machine it was read on."""
+    text = str(source)
+    return PurePath(text).name if text.startswith(("/", "~", ".")) else text
+
+
+def _hub_datasets(training: Mapping[str, Any]) -> list[str]:
+    """Sources that are ids of the hub."""
+    sources = _section(training, "data").get("sources") or ()
+    return [
+        text
+        for text in map(str, sources)
+        if text.count("/") == 1
+        and ":" not in text
+        and not text.startswith((".", "/", "~"))
+        and not PurePath(text).suffix
+    ]
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
