@@ -57,10 +57,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), end="")
         return 0
     _quieten()
-    if getattr(options, "check", None) == "exact":
-        from eagle.eval.check import check_exact
-
-        return 0 if check_exact(recipe, options.head) else 1
+    if command == "eval" and (options.check or options.decoding or options.quality):
+        return _eval_otherwise(options, recipe)
     if getattr(options, "measure", False):
         from eagle.data.inspect import inspect, measured_rate
 
@@ -70,10 +68,35 @@ def _dispatch(arguments: list[str]) -> int:
     return 0
 
 
+_FLAGS = ("--help", "--print_config", "--measure", "--decoding", "--quality")
+"""Options of recipe commands that take no value"""
+
+
+def _eval_otherwise(options: argparse.Namespace, recipe: Any) -> int:
+    """`eagle eval` with one of the options that measure something else; returns the exit code."""
+    if options.decoding:
+        from eagle.eval.decoding import compare_decoding
+
+        compare_decoding(recipe, options.head)
+        return 0
+    if options.quality:
+        from eagle.eval.quality import compare_quality
+
+        compare_quality(recipe, options.head)
+        return 0
+    if options.check == "exact":
+        from eagle.eval.check import check_exact
+
+        return 0 if check_exact(recipe, options.head) else 1
+    from eagle.eval.check_distribution import check_distribution
+
+    return 0 if check_distribution(recipe, options.head) else 1
+
+
 def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
     """Separates `--section.key value` (or `=value`) from the command's own arguments, in whatever order they come.
 
-    own: the command's own options that take a value, besides those without one (--print_config, --measure, --help, -h).
+    own: the command's own options that take a value, besides those without one (_FLAGS, -h).
     """
     kept: list[str] = []
     overrides: list[str] = []
@@ -81,7 +104,7 @@ def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str],
     while i < len(arguments):
         argument = arguments[i]
         name, has_value = argument.split("=", 1)[0], "=" in argument
-        if not argument.startswith("--") or name in ("--help", "--print_config", "--measure"):
+        if not argument.startswith("--") or name in _FLAGS:
             kept.append(argument)
         else:
             into = kept if name in own else overrides
@@ -149,10 +172,22 @@ def _command_parser(command: str) -> argparse.ArgumentParser:
         )
     if command == "eval":
         parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
-        parser.add_argument(
+        instead = parser.add_mutually_exclusive_group()
+        instead.add_argument(
             "--check",
-            choices=["exact"],
-            help="do not measure: compare every token with plain decoding's, under all of eval.sampling (exit code 1: different)",
+            choices=["exact", "distribution"],
+            help="do not measure; exact: compare every token with plain decoding's, under all of eval.sampling; distribution: "
+            "chi-square tests of every lossless rule, under those above temperature 0 (exit code 1: different, or rejected)",
+        )
+        instead.add_argument(
+            "--decoding",
+            action="store_true",
+            help="the prompts under greedy, beam search, top-k, top-p, min-p and a hybrid: texts side by side, latency, memory",
+        )
+        instead.add_argument(
+            "--quality",
+            action="store_true",
+            help="what the lossy rules cost: likelihood of the text and GSM8K accuracy against the lossless rule, and the speed",
         )
     return parser
 
@@ -179,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_formats(commands)
     _add_chat(commands)
+    _add_report(commands)
     _add_lint(commands)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
@@ -218,6 +254,14 @@ def _add_lint(commands: Any) -> None:
     )
     add_arguments(parser)
     parser.set_defaults(action=lint)
+
+
+def _add_report(commands: Any) -> None:
+    from eagle.report_cli import add_arguments, report
+
+    parser = commands.add_parser("report", help="Make an evaluation's report.html anew, or put several side by side.")
+    add_arguments(parser)
+    parser.set_defaults(action=report)
 
 
 def _add_chat(commands: Any) -> None:

@@ -28,17 +28,21 @@ from eagle.eval.identity import answers_identity, evaluation_identity
 from eagle.eval.methods import make_methods
 from eagle.eval.processes import Processes, join_processes, share
 from eagle.eval.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
-from eagle.eval.results import print_results, read_results, write_results
+from eagle.eval.record_steps import record_trees
+from eagle.eval.report import REPORT, write_report, write_results
+from eagle.eval.results import print_results, read_results
 from eagle.eval.runner import Runner
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
+from eagle.train.tau_plot import read_taus
 
 
 def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
-    """Evaluates a head (default: the recipe's own) on the recipe's prompts; writes results.json, summary.md and spec_bench/.
+    """Evaluates a head (default: the recipe's own) on the recipe's prompts; writes results.json, summary.md, report.html and
+    spec_bench/.
 
     Resumes an interrupted evaluation; when results.json is of exactly this one, prints it and measures nothing.
     Every process of an accelerate launch calls this; the first one writes the results and returns them, the others {}.
@@ -55,6 +59,8 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     done = read_results(recipe.eval_dir)
     if done is not None and done["identity"] == identity:
         if processes.first:
+            if not (recipe.eval_dir / REPORT).is_file():
+                write_report(recipe.eval_dir, done)
             print_results(done)
             _say(f"{recipe.eval_dir} is complete; delete that folder to measure again")
         return done if processes.first else {}
@@ -64,6 +70,7 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     write_results(recipe.eval_dir, result)
     (recipe.eval_dir / "recipe.yaml").write_text(yaml.safe_dump(as_dict(recipe), sort_keys=False), encoding="utf-8")
     print_results(result)
+    _say(f"to look at: {recipe.eval_dir / REPORT}")
     return result
 
 
@@ -117,7 +124,7 @@ def _measure(
             "sha256": identity["head_sha256"],
             "config": json.loads(head.config.to_json_string()),
         },
-        "training": _training_size(recipe),
+        "training": _training(recipe, head_path),
         "recipe": as_dict(recipe),
         "hardware": hardware(),
         "versions": versions(),
@@ -127,6 +134,9 @@ def _measure(
         "suites": [one.as_dict() for one in sets],
         "processes": shared_by(requests, processes),
         "throughput": throughput,
+        "trees": record_trees(
+            methods, settings, prompts, max_new_tokens=recipe.eval.max_new_tokens, seed=recipe.eval.seed
+        ),
         **summarise(
             requests,
             {one.label: {name: method.check(one) for name, method in methods.items()} for one in settings},
@@ -190,10 +200,11 @@ def _say(text: str) -> None:
     console.print(f"eval: {text}", markup=False, soft_wrap=True)
 
 
-def _training_size(recipe: Recipe) -> dict[str, Any] | None:
-    """Counts of the prepared data beside this recipe, for the reader of the table; None where there is none."""
-    path = recipe.data_dir / "manifest.json"
-    if not path.is_file():
-        return None
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    return {key: manifest[key] for key in ("counts", "supervised_tokens", "tokens") if key in manifest}
+def _training(recipe: Recipe, head: str | Path) -> dict[str, Any] | None:
+    """Counts of the prepared data and tau over the training, where they lie beside the head; None where neither does."""
+    folder = Path(head).parent
+    path = folder / recipe.data_dir.name / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = {key: manifest[key] for key in ("counts", "supervised_tokens", "tokens") if key in manifest}
+    taus = read_taus(folder / recipe.train_dir.name / "metrics.jsonl")
+    return {**found, "tau": taus} if found or taus else None

@@ -5,7 +5,7 @@ The rule is wrapped: what it sees and says is recorded, what it does is unchange
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from eagle.chat import prompt_ids
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
+from eagle.eval.methods import Method
 from eagle.eval.prompt_set import Prompt
+from eagle.eval.results import main_method
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting
 from eagle.tree import DraftTree
@@ -23,6 +25,8 @@ from eagle.verify import NodeView, Rule, Walk
 
 MOST_TOKENS = 96
 """Of a recorded answer."""
+MOST_SETTINGS = 2
+"""Sampling settings that an answer is recorded under."""
 SHOWN_STEPS = 5
 """Steps whose trees are kept whole."""
 BINS = 10
@@ -97,6 +101,30 @@ def record_steps(
         ],
         "calibration": calibration(recorder.steps),
     }
+
+
+def record_trees(
+    methods: Mapping[str, Method],
+    settings: Sequence[Setting],
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """The main method's answer to the first prompt that fits, under the first settings; nothing where no method drafts."""
+    name = main_method({"methods": methods})
+    decoder = methods[name].decoder
+    if decoder is None or decoder.drafter is None:
+        return []
+    limit = min(max_new_tokens, MOST_TOKENS)
+    found = []
+    for setting in settings[:MOST_SETTINGS]:
+        answers = (
+            record_answer(decoder, prompt, setting=setting, seed=seed, max_new_tokens=limit, method=name)
+            for prompt in prompts
+        )
+        found.append(next((answer for answer in answers if answer is not None), None))
+    return [answer for answer in found if answer is not None]
 
 
 def record_answer(

@@ -1,4 +1,4 @@
-"""results.json, summary.md and the table on the terminal, all from one dictionary."""
+"""Reading results.json; summary.md and the tables on the terminal from it. The page is made in report.py."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from rich.table import Table
 from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT
 from eagle.eval.report_parts import number
-from eagle.files import atomic_path, write_json
+from eagle.files import atomic_path
 
 LABELS = {
     "hf": "HF generate",
@@ -30,15 +30,14 @@ SMALL_HEAD_NOTE = (
     "An acceptance length (tau) of about 1.3 is what a head trained on about 100,000 tokens reaches. Published heads "
     'saw tens of millions of tokens and reach 4 to 6: see "How much data a head needs" in the README.'
 )
-_HEADINGS = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
-_CATEGORY_HEADINGS = ("category", "requests", "tau", "tok/s", "over HF", "over plain", "exact")
+HEADINGS = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
+CATEGORY_HEADINGS = ("category", "requests", "tau", "tok/s", "over HF", "over plain", "exact")
 
 
-def write_results(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes results.json and summary.md into `folder`, each atomically."""
+def write_summary(folder: Path, result: Mapping[str, Any]) -> None:
+    """Writes summary.md into `folder`, atomically."""
     with atomic_path(folder / "summary.md") as temporary:
         temporary.write_text(summary_markdown(result), encoding="utf-8")
-    write_json(folder / RESULTS, result)
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
@@ -70,11 +69,11 @@ def print_results(result: Mapping[str, Any], console: Console | None = None) -> 
     """Prints the tables and what there is to say about them."""
     console = console or Console(highlight=False)
     for setting, body in result["settings"].items():
-        console.print(_rich_table(headline(result, setting), _HEADINGS, method_rows(body)))
+        console.print(_rich_table(headline(result, setting), HEADINGS, method_rows(body)))
         method = main_method(body)
         if len(body["methods"][method]["categories"]) > 1:
             title = f"{label_of(method)}, by category"
-            console.print(_rich_table(title, _CATEGORY_HEADINGS, category_rows(body, method)))
+            console.print(_rich_table(title, CATEGORY_HEADINGS, category_rows(body, method)))
         for line in notes(body):
             console.print(line, markup=False, soft_wrap=True)
     for line in footnotes(result):
@@ -86,9 +85,9 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", ""]
     for setting, body in result["settings"].items():
         method = main_method(body)
-        lines += [f"## {headline(result, setting)}", "", *_markdown_table(_HEADINGS, method_rows(body)), ""]
+        lines += [f"## {headline(result, setting)}", "", *_markdown_table(HEADINGS, method_rows(body)), ""]
         lines += [f"### {label_of(method)}, by category", ""]
-        lines += [*_markdown_table(_CATEGORY_HEADINGS, category_rows(body, method)), ""]
+        lines += [*_markdown_table(CATEGORY_HEADINGS, category_rows(body, method)), ""]
         lines += [*(f"- {line}" for line in notes(body)), ""]
     lines += [*(f"- {line}" for line in footnotes(result)), "", "## Measured on", ""]
     hardware, target, head = result["hardware"], result["target"], result["head"]

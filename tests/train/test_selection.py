@@ -89,7 +89,8 @@ def test_the_best_head_is_kept_and_the_last_one_on_demand(tmp_path: Path, monkey
     assert text.count("best") == 1
     drawing = (recipe.train_dir / "tau.svg").read_text()
     assert drawing.count("<polyline") == 2
-    assert drawing.count("<circle") == 8
+    assert drawing.count("<circle") == 5, "four decodings, drawn as circles, and the legend's"
+    assert "decoded tau: 4, 1.5<" in drawing
 
 
 def test_patience_ends_the_run_and_a_second_start_leaves_it(
