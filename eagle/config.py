@@ -201,6 +201,8 @@ class EvalConfig:
     """Prompts run through every method first and not counted."""
     chain_depth: int = 5
     """Length of the draft chain that measures n-alpha."""
+    check_rows: int = 1600
+    """`--check distribution`: continuations drawn per rule and setting; with fewer, mild faults are not told apart."""
     batches: tuple[int, ...] = (1,)
     """Batch sizes: with more than [1], throughput against batch size is measured too, plain and drafted (decode.drafter)
     alternately."""

@@ -45,7 +45,8 @@ def exact_joint(target: Target, ids_1T: torch.Tensor, sampling: Sampling, *, tok
         grown: Joint = {}
         for start in range(0, len(prefixes), 64):
             block = prefixes[start : start + 64]
-            ids_BT = torch.cat([ids_1T.expand(len(block), -1), torch.tensor(block, dtype=torch.int64)], dim=1)
+            prefix_BT = torch.tensor(block, dtype=torch.int64, device=ids_1T.device)
+            ids_BT = torch.cat([ids_1T.expand(len(block), -1), prefix_BT], dim=1)
             features_BTH, _ = target.features(ids_BT)
             for prefix, p_V in zip(block, sampler.probabilities(target.logits(features_BTH[:, -1]).float()).cpu()):
                 for token in p_V.nonzero().flatten().tolist():
@@ -68,6 +69,8 @@ def continuations(
             do_sample=True,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
             seed=[sampling.seed + start + row for row in range(count)],
         )
         found += [tuple(row) for row in out.sequences[:, ids_1T.shape[1] :].tolist()]

@@ -17,7 +17,8 @@ TIE_MARGIN_FLOAT32 = 1e-4
 GREEDY = Sampling()
 
 FILTER_EDGE = 1e-5
-"""A token this close to a filter's threshold may be kept in one summation order and dropped in another (float32)."""
+"""A token this close to a filter's threshold may be kept in one summation order and dropped in another (float32; in half
+precision: the margin of a tie)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,8 @@ def divergence(
     both = index < len(tokens) and index < len(reference)
     tie = both and margin < limit and {tokens[index], reference[index]} <= set(top.indices.tolist())
     if both and not tie and not sampling.greedy:
-        tie = any(at_filters_edge(logits_V, sampling, token) for token in (tokens[index], reference[index]))
+        edge = FILTER_EDGE if target.dtype == torch.float32 else limit
+        tie = any(at_filters_edge(logits_V, sampling, token, edge=edge) for token in (tokens[index], reference[index]))
     return {
         "versus": versus,
         "index": index,
@@ -93,14 +95,18 @@ def divergence(
     }
 
 
-def at_filters_edge(logits_V: torch.Tensor, sampling: Sampling, token: int) -> bool:
-    """Whether the filters keep the token or not depends on FILTER_EDGE: of a probability mass, or of a score."""
+def at_filters_edge(logits_V: torch.Tensor, sampling: Sampling, token: int, *, edge: float = FILTER_EDGE) -> bool:
+    """Whether the filters keep the token or not depends on `edge`: of its score, or of a probability mass.
+
+    A shift of a score by e moves a mass p by at most e * p * (1 - p), a quarter of e.
+    """
     scores_V = sampling.tempered(logits_V)
     kept = set()
-    for edge in (-FILTER_EDGE, FILTER_EDGE):
+    for score_edge in (-edge, edge):
         moved_V = scores_V.clone()
-        moved_V[token] += edge
-        top_p = sampling.top_p if sampling.top_p == 1 else min(max(sampling.top_p + edge, 0.0), 1.0)
+        moved_V[token] += score_edge
+        mass_edge = score_edge if edge == FILTER_EDGE else score_edge / 4
+        top_p = sampling.top_p if sampling.top_p == 1 else min(max(sampling.top_p + mass_edge, 0.0), 1.0)
         kept.add(bool(keep(moved_V, dataclasses.replace(sampling, top_p=top_p))[token]))
     return len(kept) == 2
 

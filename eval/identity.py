@@ -10,7 +10,7 @@ from eagle.environment import hardware, package_version, versions
 from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import prompts_sha256
 
-ONLY_OF_RESULTS = ("batches",)
+ONLY_OF_RESULTS = ("batches", "check_rows")
 """Keys of eval that no answer depends on."""
 
 

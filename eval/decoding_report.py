@@ -1,0 +1,121 @@
+"""decoding.json, decoding.md and the terminal's view of a comparison of ways to decode."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eagle.files import atomic_path, write_json
+
+TEXTS_SHOWN = 2
+"""Prompts whose texts the terminal shows."""
+_HEADINGS = (
+    "decoding",
+    "tokens",
+    "TTFT ms",
+    "ms/token",
+    "KV MiB",
+    "NLL/token",
+    "distinct-2",
+    "drafted ms/token",
+    "tau",
+)
+
+
+def write_decoding(folder: Path, result: Mapping[str, Any]) -> None:
+    """Writes decoding.json and decoding.md into `folder`, each atomically."""
+    write_json(folder / "decoding.json", result)
+    with atomic_path(folder / "decoding.md") as temporary:
+        temporary.write_text(markdown(result), encoding="utf-8")
+
+
+def rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """One row per way to decode."""
+    found = []
+    for name, way in result["ways"].items():
+        drafted = way.get("drafted")
+        tau = "" if drafted is None or drafted["tau"] is None else f"{drafted['tau']:.2f}"
+        found.append(
+            [
+                name,
+                f"{way['tokens']:.0f}",
+                f"{way['first_token_ms']:.0f}",
+                f"{way['ms_per_token']:.1f}",
+                f"{way['kv_mib']:.2f}",
+                f"{way['nll_per_token']:.3f}",
+                f"{way['distinct_2']:.2f}",
+                "" if drafted is None else f"{drafted['ms_per_token']:.1f}",
+                tau,
+            ]
+        )
+    return found
+
+
+def print_decoding(result: Mapping[str, Any], out: Console | None = None) -> None:
+    """Prints the table, the definitions and the first texts."""
+    out = out or Console(highlight=False)
+    title = f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens, medians"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows(result):
+        table.add_row(*row)
+    out.print(table)
+    for name, text in result["definitions"].items():
+        out.print(f"{name}: {text}", markup=False, soft_wrap=True, style="dim")
+    for one in result["texts"][:TEXTS_SHOWN]:
+        texts = Table(
+            title=Text(f"{one['prompt']}: {_short(one['question'])}"),
+            title_justify="left",
+            box=None,
+            show_header=False,
+            padding=(0, 2, 0, 0),
+        )
+        texts.add_column(no_wrap=True)
+        texts.add_column()
+        for name, answer in one["answers"].items():
+            texts.add_row(Text(name, style="bold"), Text(_short(answer["text"], 400)))
+        out.print(texts)
+    if result["skipped"]:
+        out.print(f"too long, passed over: {', '.join(result['skipped'])}", markup=False, soft_wrap=True)
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """All texts, the table, the definitions and what it was measured on."""
+    machine = result["hardware"]
+    lines = [
+        "# Ways to decode",
+        "",
+        f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens; medians.",
+        "",
+    ]
+    lines += ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows(result)]
+    lines += ["", *(f"- `{name}`: {about}" for name, about in result["about"].items()), "", "## Definitions", ""]
+    lines += [f"- **{name}**: {text}" for name, text in result["definitions"].items()]
+    lines += ["", "## Measured on", "", f"- target: {result['target']}; head: {result['head'] or 'none'}"]
+    lines += [f"- {machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} threads"]
+    lines += [f"- GPU: {', '.join(machine['gpus']) or 'none'}; commit {result['commit'] or '(installed package)'}"]
+    lines += ["- " + ", ".join(f"{name} {version}" for name, version in result["versions"].items()), "", "## Texts", ""]
+    for one in result["texts"]:
+        lines += [f"### {one['prompt']}", "", *(f"> {line}" for line in one["question"].splitlines()), ""]
+        lines += ["| decoding | ended by | answer |", "|---|---|---|"]
+        for name, answer in one["answers"].items():
+            lines.append(f"| {name} | {answer['finish_reason']} | {_cell(answer['text'])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _short(text: str, length: int = 120) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "\u2026"
+
+
+def _cell(text: str) -> str:
+    """A text in a Markdown table's cell: lines by <br>, and nothing that ends the cell or starts HTML."""
+    for raw, written in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|")):
+        text = text.replace(raw, written)
+    return "<br>".join(text.splitlines())

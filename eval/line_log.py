@@ -1,0 +1,66 @@
+"""A log of JSON lines that makes a measurement resumable: a header with its identity, then a record per key."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from eagle.files import atomic_path
+
+Record = dict[str, Any]
+
+
+class LineLog:
+    """`with LineLog(path, identity) as log`: `log.records` are those of an earlier run of the same identity, by their "key".
+
+    A log of another identity is started afresh; a half-written last line (a kill) is cut off.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]):
+        self.path = path
+        self._header = json.loads(json.dumps({"identity": identity}))  # as it will be read again
+        self.records: dict[str, Record] = {}
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> "LineLog":
+        lines = _whole_lines(self.path)
+        if lines and lines[0] == self._header:
+            self.records = {record["key"]: record for record in lines[1:]}
+        kept = [self._header, *self.records.values()]
+        with atomic_path(self.path) as temporary:
+            temporary.write_text(
+                "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8"
+            )
+        self._file = open(self.path, "a", encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+
+    def append(self, key: str, record: Mapping[str, Any]) -> None:
+        """Adds a record; it is on disk when this returns."""
+        assert self._file is not None
+        self.records[key] = {"key": key, **record}
+        self._file.write(json.dumps(self.records[key], ensure_ascii=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _whole_lines(path: Path) -> list[Record]:
+    """The lines that are complete, up to the first one that is not."""
+    if not path.is_file():
+        return []
+    parsed: list[Record] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        try:
+            parsed.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return parsed
