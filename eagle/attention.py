@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig
 
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention import op
 from eagle.kernels.tree_attention.reference import additive, own_bits, tree_mask
 
@@ -24,9 +25,9 @@ NAME = "eagle_tree"
 class TreeStep:
     """One forward over N nodes per row behind prefixes of lengths_B: a tree, or (ancestors None) a causal chunk.
 
-    lengths_B: int64 [B], CPU. depths_BN: int64 [B, N]. ancestors_BNW: int64 bits over the tree's columns, of which
-    `offset` were written by earlier steps (column_depths_BC tells the depths of all of them). slots: how many of the
-    cache's the nodes may see, default: up to the last one in use.
+    lengths_B: int64 [B], CPU; the others may lie anywhere. depths_BN: int64 [B, N]. ancestors_BNW: int64 bits over the tree's
+    columns, of which `offset` were written by earlier steps (column_depths_BC tells the depths of all of them). slots: how
+    many of the cache's the nodes may see, default: up to the last one in use.
     """
 
     def __init__(
@@ -66,12 +67,17 @@ class TreeStep:
                 own_NW = own_bits(nodes, -(-nodes // 64))
                 ancestors_BNW = own_NW.cumsum(0).expand(rows, -1, -1)
             self._moved[device] = {
-                "lengths_B": self.lengths_B.to(device),
-                "ancestors_BNW": ancestors_BNW.to(device),
-                "query_depths_BN": self.depths_BN.to(device),
-                "column_depths_BC": self.column_depths_BC.to(device),
+                "lengths_B": sent(self.lengths_B, device),
+                "ancestors_BNW": sent(ancestors_BNW, device),
+                "query_depths_BN": sent(self.depths_BN, device),
+                "column_depths_BC": sent(self.column_depths_BC, device),
             }
         return self._moved[device]
+
+    def positions_on(self, device: torch.device) -> torch.Tensor:
+        """int64 [B, N]: lengths + depths."""
+        there = self.on(device)
+        return there["lengths_B"][:, None] + there["query_depths_BN"]
 
     def bias(self, *, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """The additive mask for layers with this window, built once per step. None: every slot is seen."""

@@ -13,6 +13,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from eagle.kernels.commit.op import move_slots
+from eagle.kernels.placement import sent
 
 
 class _TreeLayer(CacheLayerMixin):
@@ -134,7 +135,7 @@ class TreeCache(Cache):
             return Place(end=end)
         slot_BN = self.lengths_B[:, None] + offset + torch.arange(count)
         initialised = [layer.keys.device for layer in self.layers if layer.is_initialized]
-        return Place(end=end, slot_BN=slot_BN.to(initialised[0]) if initialised else slot_BN)
+        return Place(end=end, slot_BN=sent(slot_BN, initialised[0]) if initialised else slot_BN)
 
     def update(  # Hugging Face's name: the model calls it once per layer
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

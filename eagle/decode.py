@@ -27,10 +27,13 @@ from eagle.errors import EagleError
 from eagle.heads import DraftHead
 from eagle.hypotheses import RowSearch
 from eagle.kernels.dispatch import Backend, missing, since, snapshot, using
+from eagle.kernels.placement import sent
+from eagle.level_drafter import pick
 from eagle.pieces import PieceStream
-from eagle.rows import Row, timed
+from eagle.rows import Row
 from eagle.rules import make_rule, rule_of
 from eagle.stats import DecodeStats
+from eagle.stopwatch import Stopwatch
 from eagle.target import Target, TargetStates, refuse_config
 from eagle.tree import DraftTree
 from eagle.verifier import Verifier, why_not_rule
@@ -62,10 +65,11 @@ class _Batch:
     cache: TreeCache
     verifier: Verifier
     device: torch.device
+    stopwatch: Stopwatch
 
     def clock(self, field: str) -> AbstractContextManager[None]:
         """Adds the block's wall time to a field of every running row's stats."""
-        return timed(self.rows, field, device=self.device)
+        return self.stopwatch.clock(self.rows, field)
 
 
 class SpeculativeDecoder:
@@ -200,9 +204,11 @@ class SpeculativeDecoder:
         while True:
             batch = self._without_finished(batch)
             if not batch.rows:
+                batch.stopwatch.settle(wait=True)
                 return
             with self._kernels(batch.rows):
                 blocks = {id(row): block for row, block in zip(batch.rows, self._cycle(batch))}
+            batch.stopwatch.settle()
             for row in batch.rows:
                 row.stats.total_ms = 1e3 * (time.perf_counter() - start)
             yield [blocks.get(id(row), []) for row in rows]
@@ -223,10 +229,12 @@ class SpeculativeDecoder:
         ids_BT = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
         longest = max(len(row.tokens) + row.max_new_tokens for row in rows)
         cache = self.target.new_cache(rows=len(rows), capacity=longest + TREE_ROOM)
-        batch = _Batch(rows=rows, cache=cache, verifier=verifier, device=self.target.device)
+        device = self.target.device
+        batch = _Batch(rows=rows, cache=cache, verifier=verifier, device=device, stopwatch=Stopwatch(device))
         with batch.clock("prefill_ms"):
             states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
             tokens_B = verifier.first(states.features_BNH[torch.arange(len(rows)), lengths_B - 1])
+        batch.stopwatch.settle(wait=True)
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
@@ -240,7 +248,11 @@ class SpeculativeDecoder:
         return batch, [row.emit([token]) for row, token in zip(rows, tokens_B)]
 
     def _cycle(self, batch: _Batch) -> list[list[int]]:
-        """Drafts a tree per row, verifies them in one forward, commits the accepted paths. Returns each row's block."""
+        """Drafts a tree per row, verifies them in one forward, commits the accepted paths. Returns each row's block.
+
+        Trees are grown, run and walked where the target is; what was accepted is read once (eagle/verifier.py), and only there
+        does the host wait for a device on which the kernels run. All that is launched behind it comes from the host.
+        """
         with batch.clock("draft_ms"):
             tree = self._propose(batch)
         for row in batch.rows:
@@ -257,8 +269,7 @@ class SpeculativeDecoder:
         if self.drafter is not None and not all(row.finished for row in batch.rows):
             with batch.clock("draft_ms"):
                 states_BNX = self._observed(states)
-                index_BK1 = path_BK[..., None].to(states_BNX.device)
-                states_BKX = states_BNX.gather(1, index_BK1.expand(-1, -1, states_BNX.shape[-1]))
+                states_BKX = pick(states_BNX, path_BK)
                 next_BK = pad_sequence([torch.tensor(walk.tokens) for walk in walks], batch_first=True)
                 self.drafter.observe(states_BKX, next_BK, counts_B)
         return blocks
@@ -276,7 +287,7 @@ class SpeculativeDecoder:
 
     def _propose(self, batch: _Batch) -> DraftTree:
         if self.drafter is None:
-            return DraftTree.roots(torch.tensor([row.tokens[-1] for row in batch.rows]))
+            return DraftTree.roots(sent(torch.tensor([row.tokens[-1] for row in batch.rows]), batch.device))
         tree = self.drafter.propose()
         if self.target.max_positions is None:
             return tree

@@ -11,6 +11,7 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention.reference import own_bits
 from eagle.level_drafter import LevelDrafter, pick
 from eagle.tree import DraftTree, best_connected
@@ -61,12 +62,12 @@ class DynamicTree:
         tokens_BM, scores_BM = draft.children(
             draft.predicted_BH[:, None], torch.zeros(rows, 1), depth=1, count=K, choice=self.children
         )
-        candidates = [(tokens_BM, scores_BM, torch.full((rows, K), -1))]
+        candidates, device = [(tokens_BM, scores_BM, torch.full_like(tokens_BM, -1))], tokens_BM.device
 
         # Level 1's beam is all of the root's children; their drafting feature is the one predicted for the root.
-        beam_tokens, beam_scores, beam_number = tokens_BM, scores_BM, torch.arange(K).expand(rows, -1)
+        beam_tokens, beam_scores, beam_number = tokens_BM, scores_BM, torch.arange(K, device=device).expand(rows, -1)
         beam_features = draft.predicted_BH[:, None].expand(-1, K, -1)
-        bits_BKW = _level_bits(K, width, start=0).expand(rows, -1, -1)
+        bits_BKW = _level_bits(K, width, start=0, device=device).expand(rows, -1, -1)
         for level in range(1, depth):
             if self.level_cost and self._at_most(beam_scores) < self.level_cost:
                 break
@@ -89,13 +90,13 @@ class DynamicTree:
             beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), scores_BM.gather(1, kept_BK)
             beam_number = K + (level - 1) * K * K + kept_BK
             beam_features = pick(predictions_BKH, origin_BK)
-            bits_BKW = pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K)
+            bits_BKW = pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K, device=device)
         return self._select(draft.roots_B, candidates)
 
     @staticmethod
     def _at_most(beam_scores_BK: torch.Tensor) -> float:
         """Accepted tokens that the next level can add: a path's children share what confidence it has. Of the row that can
-        gain most."""
+        gain most. The host waits here for the device: it decides what to launch."""
         return float(beam_scores_BK.exp().sum(dim=1).max())
 
     def _select(
@@ -103,22 +104,23 @@ class DynamicTree:
     ) -> DraftTree:
         """The root and the best budget - 1 candidates, renumbered."""
         tokens_BM, scores_BM, parents_BM = (torch.cat(parts, dim=1) for parts in zip(*candidates))
-        rows, count = len(tokens_BM), min(self.budget - 1, tokens_BM.shape[1])
+        rows, count, device = len(tokens_BM), min(self.budget - 1, tokens_BM.shape[1]), tokens_BM.device
         chosen_BN = best_connected(scores_BM, count)
         # Number of a chosen candidate in the tree: 1 + its rank; the root is node 0.
-        number_BM = torch.zeros(tokens_BM.shape, dtype=torch.int64)
-        number_BM.scatter_(1, chosen_BN, torch.arange(1, count + 1).expand(rows, -1))
+        number_BM = torch.zeros_like(tokens_BM)
+        number_BM.scatter_(1, chosen_BN, torch.arange(1, count + 1, device=device).expand(rows, -1))
         old_parents_BN = parents_BM.gather(1, chosen_BN)
         parents_BN = torch.where(old_parents_BN < 0, 0, number_BM.gather(1, old_parents_BN.clamp_min(0)))
         return DraftTree.from_parents(
-            torch.cat([roots_B[:, None].cpu(), tokens_BM.gather(1, chosen_BN)], dim=1),
-            torch.cat([torch.full((rows, 1), -1), parents_BN], dim=1),
-            torch.cat([torch.zeros(rows, 1), scores_BM.gather(1, chosen_BN)], dim=1),
+            torch.cat([sent(roots_B, device)[:, None], tokens_BM.gather(1, chosen_BN)], dim=1),
+            torch.cat([torch.full((rows, 1), -1, device=device), parents_BN], dim=1),
+            torch.cat([torch.zeros(rows, 1, device=device), scores_BM.gather(1, chosen_BN)], dim=1),
             children=self.children,
+            widest=self.top_k,
         )
 
 
 @lru_cache(maxsize=64)
-def _level_bits(nodes: int, width: int, *, start: int) -> torch.Tensor:
+def _level_bits(nodes: int, width: int, *, start: int, device: torch.device) -> torch.Tensor:
     """`own_bits`, made once: every tree's levels lie in the same columns."""
-    return own_bits(nodes, width, start=start)
+    return own_bits(nodes, width, start=start, device=device)

@@ -7,6 +7,7 @@ import torch
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
 from eagle.heads import DraftHead
+from eagle.kernels.placement import sent
 from eagle.level_drafter import LevelDrafter, TreeShape
 from eagle.rows import Row
 from eagle.static_cache import StaticCache
@@ -51,11 +52,12 @@ class HeadDrafter(LevelDrafter):
 
     def run(self, features_BNH: torch.Tensor, tokens_BN: torch.Tensor, step: TreeStep) -> torch.Tensor:
         features_BNH = features_BNH.to(self.head.fc.weight)
+        tokens_BN = sent(tokens_BN, self.tokens.embedding_VH.device)
         if self.static is not None and self.static.takes(step):
             assert isinstance(self.cache, StaticCache)
             return self.static.run(self._forward, tokens_BN, step, self.cache, features_BNH=features_BNH)[0]
         self.cache.reserve(step.offset + tokens_BN.shape[1])
-        positions_BN = (step.lengths_B[:, None] + step.depths_BN).to(features_BNH.device)
+        positions_BN = step.positions_on(features_BNH.device)
         with self.cache.writing(self.cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
             return self._forward(tokens_BN, positions_BN, step, self.cache, features_BNH)[0]
 

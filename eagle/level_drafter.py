@@ -15,7 +15,9 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.cache import TreeCache
+from eagle.draft_sampling import DraftSampler
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.rows import Row
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens
@@ -51,9 +53,9 @@ class LevelDrafter(ABC):
     tree_source: str = "given"
     """DecodeStats.tree of its rows."""
     cache: TreeCache
-    rows: list[Row]
+    sampler: DraftSampler
     roots_B: torch.Tensor
-    """int64 [B], CPU: each row's last committed token."""
+    """int64 [B], on the host: each row's last committed token."""
     predicted_BH: torch.Tensor
     """[B, H]: the prediction at the root, from which its children come."""
 
@@ -67,7 +69,7 @@ class LevelDrafter(ABC):
 
     @abstractmethod
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
-        """See Drafter."""
+        """See Drafter. Sets `rows`."""
 
     @abstractmethod
     def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
@@ -92,6 +94,14 @@ class LevelDrafter(ABC):
         """Levels that the model's positions leave room for; None: any number."""
         return None
 
+    @property
+    def rows(self) -> list[Row]:
+        return self.sampler.rows
+
+    @rows.setter
+    def rows(self, rows: Sequence[Row]) -> None:
+        self.sampler = DraftSampler(rows, self.vocabulary, target_size=self.target_size)
+
     def keep_rows(self, kept: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in kept]
         self.cache.keep_rows(kept)
@@ -113,27 +123,17 @@ class LevelDrafter(ABC):
         """The `count` most confident children, at `depth`, of every node: target ids and path log-confidences [B, N * count].
 
         scores_BN: the nodes' own path log-confidences. choice: with verification's noise, or by plain q. Both results lie
-        on the CPU, best child first.
+        where the draft's logits do, best child first.
         """
         logits_BND = self.draft_logits(predictions_BNH)
-        if choice == "top" or all(row.sampler.sampling.greedy for row in self.rows):
+        if choice == "top":
             log_q_BND = logits_BND.float().log_softmax(-1)
-        else:  # the root lies at position len(row.tokens) - 1
-            log_q_BND = torch.stack(
-                [
-                    row.sampler.draft_scores(
-                        logits_ND,
-                        len(row.tokens) - 1 + depth,
-                        target_ids_V=self.vocabulary.target_ids_D,
-                        target_size=self.target_size,
-                    )
-                    for row, logits_ND in zip(self.rows, logits_BND)
-                ]
-            )
+        else:
+            log_q_BND = self.sampler.confidence(logits_BND, depth=depth)
         best = log_q_BND.topk(count, dim=-1)
         tokens_BNk = self.vocabulary.to_target(best.indices)
-        scores_BNk = scores_BN[..., None] + best.values.cpu() + self.vocabulary.log_coverage
-        return tokens_BNk.flatten(1).cpu(), scores_BNk.flatten(1)
+        above_BN1 = sent(scores_BN, best.values.device)[..., None]
+        return tokens_BNk.flatten(1), (above_BN1 + best.values + self.vocabulary.log_coverage).flatten(1)
 
     def _committed(
         self,
@@ -144,12 +144,12 @@ class LevelDrafter(ABC):
         written_B: torch.Tensor,
     ) -> None:
         """Notes that written_B[b] entries of the last run are committed: the last of them is the root."""
-        each_B = torch.arange(len(counts_B))
         self.cache.lengths_B = self.cache.lengths_B + written_B
-        self.roots_B = next_tokens_BK[each_B, counts_B - 1]
-        self.predicted_BH = predictions_BKH[each_B, written_B - 1]
+        self.roots_B = next_tokens_BK[torch.arange(len(counts_B)), counts_B - 1]
+        self.predicted_BH = pick(predictions_BKH, (written_B - 1)[:, None])[:, 0]
 
 
 def pick(values_BKX: torch.Tensor, index_BK: torch.Tensor) -> torch.Tensor:
     """values[b, index[b, i]] for every i, on the values' device."""
-    return values_BKX.gather(1, index_BK.to(values_BKX.device)[..., None].expand_as(values_BKX))
+    index_BK1 = sent(index_BK, values_BKX.device)[..., None]
+    return values_BKX.gather(1, index_BK1.expand(-1, -1, values_BKX.shape[-1]))

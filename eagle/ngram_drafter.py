@@ -4,13 +4,14 @@
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.rows import Row
 from eagle.tree import DraftTree
 
@@ -95,11 +96,13 @@ class NgramDrafter:
         )
 
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
+        self._device = torch.device("cpu")  # until the first observe
         self._indices = [
             NgramIndex(row.tokens[0], shortest=self.shortest, longest=self.longest, places=self.count) for row in rows
         ]
 
     def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
+        self._device = states_BKX.device
         for index, tokens, count in zip(self._indices, next_tokens_BK.tolist(), counts_B.tolist()):
             index.extend(tokens[:count])
 
@@ -107,7 +110,7 @@ class NgramDrafter:
         self._indices = [self._indices[b] for b in kept]
 
     def propose(self) -> DraftTree:
-        return padded([self._tree(index) for index in self._indices])
+        return padded([self._tree(index) for index in self._indices], device=self._device)
 
     def _tree(self, index: NgramIndex) -> tuple[list[int], list[int]]:
         """(tokens, parents) of one row, by depth: continuations that begin alike share their nodes."""
@@ -128,8 +131,8 @@ class NgramDrafter:
         return tokens, parents
 
 
-def padded(trees: Sequence[tuple[list[int], list[int]]]) -> DraftTree:
-    """Rows of (tokens, parents), by depth and of any sizes, as one DraftTree.
+def padded(trees: Sequence[tuple[list[int], list[int]]], *, device: torch.device | str = "cpu") -> DraftTree:
+    """Rows of (tokens, parents), by depth and of any sizes, as one DraftTree on a device.
 
     A padding node is a root of its own (parent -1, the root's token, depth 0) right behind the root: nobody's child, so no
     walk gets there (confidence 0), no sibling has its token, and nodes stay ordered by depth.
@@ -140,7 +143,10 @@ def padded(trees: Sequence[tuple[list[int], list[int]]]) -> DraftTree:
         extra = nodes - len(tokens)
         tokens_BN.append([tokens[0]] * (1 + extra) + tokens[1:])
         parents_BN.append([-1] * (1 + extra) + [parent + extra if parent else 0 for parent in parents[1:]])
-    tree = DraftTree.from_parents(torch.tensor(tokens_BN), torch.tensor(parents_BN))
+    widest = max(max(Counter(parents[1:]).values(), default=0) for _, parents in trees)
+    tree = DraftTree.from_parents(
+        sent(torch.tensor(tokens_BN), device), sent(torch.tensor(parents_BN), device), widest=widest
+    )
     log_confidence_BN = tree.depths_BN * math.log(CONFIDENCE)
-    log_confidence_BN[:, 1:][tree.parents_BN[:, 1:] < 0] = -math.inf
+    log_confidence_BN[:, 1:].masked_fill_(tree.parents_BN[:, 1:] < 0, -math.inf)
     return replace(tree, log_confidence_BN=log_confidence_BN)

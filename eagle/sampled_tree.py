@@ -14,9 +14,9 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention.reference import own_bits
 from eagle.level_drafter import LevelDrafter, pick
-from eagle.noise import DRAFTS, gumbel
 from eagle.tree import DraftTree
 
 
@@ -66,23 +66,27 @@ class SampledTree:
         rows, w, c = len(draft.roots_B), self.expanded, self.siblings
         levels = self.levels if draft.deepest is None else min(self.levels, max(1, draft.deepest))
         if levels == 0:
-            return DraftTree.roots(draft.roots_B.cpu())
+            return DraftTree.roots(draft.roots_B)
         column_depths_C = torch.arange(levels - 1).repeat_interleave(w)
         width = max(1, -(-len(column_depths_C) // 64))
 
         tokens_BM, log_q_BM, log_q_B1V = _draw(draft, draft.predicted_BH[:, None], depth=1, count=self.widest)
-        tokens, scores = [draft.roots_B[:, None].cpu(), tokens_BM], [torch.zeros(rows, 1), log_q_BM]
-        parents = [torch.full((rows, 1), -1), torch.zeros_like(tokens_BM)]
-        recorded, expanded = [log_q_B1V], [torch.zeros(rows, 1, dtype=torch.int64)]
+        device = tokens_BM.device
+        tokens, scores = (
+            [sent(draft.roots_B, device)[:, None], tokens_BM],
+            [torch.zeros(rows, 1, device=device), log_q_BM],
+        )
+        parents = [torch.full((rows, 1), -1, device=device), torch.zeros_like(tokens_BM)]
+        recorded, expanded = [log_q_B1V], [torch.zeros(rows, 1, dtype=torch.int64, device=device)]
         # The newest level's nodes are numbered from `first` on; a node's parent is the beam node at its place // c.
         first, level_scores = 1, log_q_BM
         features_BKH = draft.predicted_BH[:, None].expand(-1, w, -1)
-        predictions_BKH, bits_BKW = features_BKH, own_bits(w, width).expand(rows, -1, -1)
+        predictions_BKH, bits_BKW = features_BKH, own_bits(w, width, device=device).expand(rows, -1, -1)
         for level in range(1, levels):
             kept_BK = level_scores.topk(w, dim=1).indices
             if level > 1:
                 features_BKH = pick(predictions_BKH, kept_BK // c)
-                bits_BKW = pick(bits_BKW, kept_BK // c) | own_bits(w, width, start=(level - 1) * w)
+                bits_BKW = pick(bits_BKW, kept_BK // c) | own_bits(w, width, start=(level - 1) * w, device=device)
             step = TreeStep(
                 lengths_B=draft.cache.lengths_B,
                 depths_BN=torch.full((rows, w), level - 1),
@@ -102,41 +106,31 @@ class SampledTree:
             expanded.append(numbers_BK)
         expanded_BE = torch.cat(expanded, dim=1)
         tokens_BN = torch.cat(tokens, dim=1)
-        places_BE = torch.arange(expanded_BE.shape[1]).expand(rows, -1)
+        places_BE = torch.arange(expanded_BE.shape[1], device=device).expand(rows, -1)
         return DraftTree.from_parents(
             tokens_BN,
             torch.cat(parents, dim=1),
             torch.cat(scores, dim=1),
             children="sampled",
             log_q_BEV=torch.cat(recorded, dim=1),
-            q_row_BN=torch.full(tokens_BN.shape, -1).scatter(1, expanded_BE, places_BE),
+            q_row_BN=torch.full_like(tokens_BN, -1).scatter(1, expanded_BE, places_BE),
+            widest=max(self.widest, self.siblings),
         )
 
 
 def _draw(
     draft: LevelDrafter, predictions_BNH: torch.Tensor, *, depth: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`count` children of every node, at `depth`, in draw order: target ids and log q [B, N * count] (CPU), log q [B, N, V].
+    """`count` children of every node, at `depth`, in draw order: target ids and log q [B, N * count], log q [B, N, V].
 
-    Gumbel-top-k (Kool et al. 2019, arXiv 1903.06059): the largest of log q + G, in order, are draws without replacement.
-    The nodes of a level share a noise vector (a walk sees the children of one of them), cycles never do. Greedy rows take
-    the top-k of plain q: against a target that is certain, every order is right.
+    Drawn without replacement (DraftSampler.draws). Greedy rows take the top-k of plain q: against a target that is certain,
+    every order is right.
     """
     vocabulary = draft.vocabulary
-    logits_BND = draft.draft_logits(predictions_BNH)
-    log_q_BND = torch.stack([row.sampler.draft_log_q(logits_ND) for row, logits_ND in zip(draft.rows, logits_BND)])
-    noisy = []
-    for row, log_q_ND in zip(draft.rows, log_q_BND):
-        if not row.sampler.sampling.greedy:
-            root = len(row.tokens) - 1
-            noise_V = gumbel(
-                row.sampler.sampling.seed, root + depth, vocabulary.full.vocab_size, stream=DRAFTS, cycle=root
-            )
-            log_q_ND = log_q_ND + vocabulary.restrict(noise_V.to(log_q_ND.device))
-        noisy.append(log_q_ND)
-    drawn_BNc = torch.stack(noisy).topk(count, dim=-1).indices
+    log_q_BND, noisy_BND = draft.sampler.draws(draft.draft_logits(predictions_BNH), depth=depth)
+    drawn_BNc = noisy_BND.topk(count, dim=-1).indices
     log_q_BNc = log_q_BND.gather(-1, drawn_BNc)
     if vocabulary.target_ids_D is not None:
         outside_BNV = log_q_BND.new_full((*log_q_BND.shape[:2], vocabulary.full.vocab_size), -math.inf)
         log_q_BND = outside_BNV.index_copy(-1, vocabulary.target_ids_D, log_q_BND)
-    return vocabulary.to_target(drawn_BNc).flatten(1).cpu(), log_q_BNc.flatten(1).cpu(), log_q_BND
+    return vocabulary.to_target(drawn_BNc).flatten(1), log_q_BNc.flatten(1), log_q_BND

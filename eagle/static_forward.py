@@ -21,6 +21,7 @@ from eagle.attention import TreeStep
 from eagle.cache import Place
 from eagle.cuda_graph import Capture, Recorder
 from eagle.errors import EagleError
+from eagle.kernels.placement import fill
 from eagle.kernels.tree_attention.reference import own_bits
 from eagle.static_cache import STRIDE, BufferPool, StaticCache, fixed_count
 
@@ -118,31 +119,34 @@ class FixedStep:
     def __call__(
         self, tokens_BN: torch.Tensor, step: TreeStep, cache: StaticCache, features_BNH: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        self._inputs.wait()
-        self._fill(tokens_BN, step)
-        self._inputs.send()
+        if all(one.device.type == "cpu" for one in (tokens_BN, step.depths_BN, step.ancestors_BNW) if one is not None):
+            self._inputs.wait()
+            self._fill(self._inputs.host, tokens_BN, step)
+            self._inputs.send()
+        else:  # a tree that lies on the device is not read back
+            self._fill(self._inputs.device, tokens_BN, step)
         if self._features_BNH is not None and features_BNH is not None:
             self._features_BNH[:, : features_BNH.shape[1]] = features_BNH
         return self._captured(cache)
 
-    def _fill(self, tokens_BN: torch.Tensor, step: TreeStep) -> None:
+    def _fill(self, into: dict[str, torch.Tensor], tokens_BN: torch.Tensor, step: TreeStep) -> None:
         """The step's inputs; fillers stand at the first node's depth, where a position surely exists."""
-        host, count = self._inputs.host, tokens_BN.shape[1]
-        host["lengths_B"].copy_(step.lengths_B)
-        host["tokens_BN"][:, :count] = tokens_BN
-        host["tokens_BN"][:, count:] = 0
-        host["depths_BN"][:, :count] = step.depths_BN
-        host["depths_BN"][:, count:] = step.depths_BN[:, :1]
-        host["column_depths_BC"][:, : self._offset + count] = step.column_depths_BC
-        host["column_depths_BC"][:, self._offset + count :] = step.depths_BN[:, :1]
-        bits_BNW = host["ancestors_BNW"]
+        count = tokens_BN.shape[1]
+        fill(into["lengths_B"], step.lengths_B)
+        fill(into["tokens_BN"][:, :count], tokens_BN)
+        into["tokens_BN"][:, count:].zero_()
+        fill(into["depths_BN"][:, :count], step.depths_BN)
+        fill(into["depths_BN"][:, count:], step.depths_BN[:, :1])
+        fill(into["column_depths_BC"][:, : self._offset + count], step.column_depths_BC)
+        fill(into["column_depths_BC"][:, self._offset + count :], step.depths_BN[:, :1])
+        bits_BNW = into["ancestors_BNW"]
         if step.ancestors_BNW is None:  # a causal chunk is a chain: node i has ancestors 0 .. i
-            bits_BNW[:] = self._own_bits_NW.cumsum(0)
+            fill(bits_BNW, self._own_bits_NW.cumsum(0))
         else:
-            bits_BNW[:] = self._own_bits_NW
+            fill(bits_BNW, self._own_bits_NW)
             words = min(step.ancestors_BNW.shape[-1], bits_BNW.shape[-1])
-            bits_BNW[:, :count] = 0
-            bits_BNW[:, :count, :words] = step.ancestors_BNW[..., :words]
+            bits_BNW[:, :count].zero_()
+            fill(bits_BNW[:, :count, :words], step.ancestors_BNW[..., :words])
 
     def work(self, cache: StaticCache) -> tuple[torch.Tensor, ...]:
         """What is captured: everything on the device, nothing read by the host."""

@@ -14,6 +14,7 @@ import torch
 
 from eagle.attention import TreeStep
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.kernels.tree_build.reference import ancestry
 from eagle.level_drafter import LevelDrafter
 from eagle.tree import DraftTree
@@ -124,17 +125,17 @@ class StaticTree:
 
     def grow(self, draft: LevelDrafter) -> DraftTree:
         """One run of the model per level that has expanded nodes; where positions end, the tree ends with them."""
-        rows = len(draft.roots_B)
-        tokens, scores, start = [draft.roots_B[:, None].cpu()], [torch.zeros(rows, 1)], 0
-        predictions_BEH, above_scores_BE, most = draft.predicted_BH[:, None], scores[0], self._most_of_root
+        rows, start, most = len(draft.roots_B), 0, self._most_of_root
+        tokens, scores = list[torch.Tensor](), list[torch.Tensor]()
+        predictions_BEH, above_scores_BE = draft.predicted_BH[:, None], torch.zeros(rows, 1)
         levels = self._levels if draft.deepest is None else self._levels[: max(1, draft.deepest)]
         for depth, level in enumerate(levels, start=1):
             children, child_scores = draft.children(
                 predictions_BEH, above_scores_BE, depth=depth, count=most, choice=self.children
             )
-            picked = torch.tensor(level.parents) * most + torch.tensor(level.ranks)
-            tokens.append(children[:, picked])
-            scores.append(child_scores[:, picked])
+            picked = [parent * most + rank for parent, rank in zip(level.parents, level.ranks)]
+            tokens.append(_columns(children, picked))
+            scores.append(_columns(child_scores, picked))
             if depth == len(levels):
                 break
             end = start + len(level.expanded)
@@ -145,9 +146,20 @@ class StaticTree:
                 column_depths_BC=self._column_depths_1E[:, :end].expand(rows, -1),
                 offset=start,
             )
-            origin = torch.tensor(level.parents, device=predictions_BEH.device)[level.expanded]
-            predictions_BEH = draft.run(predictions_BEH[:, origin], tokens[-1][:, level.expanded], step)
-            above_scores_BE, most, start = scores[-1][:, level.expanded], level.most, end
-        tokens_BN = torch.cat(tokens, dim=1)
-        parents_BN = self._parents_N[: tokens_BN.shape[1]].expand(rows, -1)
-        return DraftTree.from_parents(tokens_BN, parents_BN, torch.cat(scores, dim=1), children=self.children)
+            features_BEH = _columns(predictions_BEH, [level.parents[place] for place in level.expanded])
+            predictions_BEH = draft.run(features_BEH, _columns(tokens[-1], level.expanded), step)
+            above_scores_BE, most, start = _columns(scores[-1], level.expanded), level.most, end
+        device = tokens[0].device
+        tokens_BN = torch.cat([sent(draft.roots_B, device)[:, None], *tokens], dim=1)
+        return DraftTree.from_parents(
+            tokens_BN,
+            sent(self._parents_N, device)[: tokens_BN.shape[1]].expand(rows, -1),
+            torch.cat([torch.zeros(rows, 1, device=device), *scores], dim=1),
+            children=self.children,
+            widest=self.widest,
+        )
+
+
+def _columns(values_BMX: torch.Tensor, index: list[int]) -> torch.Tensor:
+    """values[:, index], without waiting for the values' device."""
+    return values_BMX.index_select(1, sent(torch.tensor(index), values_BMX.device))

@@ -23,6 +23,7 @@ from eagle.config import TargetConfig
 from eagle.cuda_graph import Capture
 from eagle.engine import Engine, packed_copy
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
 from eagle.probe import check_architecture, check_forward
 from eagle.static_cache import StaticCache
@@ -235,10 +236,10 @@ class Target:
             forward = partial(self._run, self._engine, aux_layers=aux_layers)
             return TargetStates(*self.static.run(forward, tokens_BN, step, cache, variant=tuple(aux_layers)))
         cache.reserve(step.offset + tokens_BN.shape[1])
-        positions_BN = (step.lengths_B[:, None] + step.depths_BN).to(self.device)
+        positions_BN = step.positions_on(self.device)
         with cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
             return TargetStates(
-                *self._run(self._engine, tokens_BN.to(self.device), positions_BN, step, cache, aux_layers=aux_layers)
+                *self._run(self._engine, sent(tokens_BN, self.device), positions_BN, step, cache, aux_layers=aux_layers)
             )
 
     def _run(

@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
+from eagle.kernels.placement import sent
 from eagle.kernels.tree_build.op import ancestry
-from eagle.placement import sent
 
 Children = Literal["coupled", "sampled", "top"]
 """How a tree's children were chosen, which decides what rules may verify it. coupled: with the noise that the coupled walk

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 import torch
 
 from eagle.kernels.dispatch import chosen, count
+from eagle.kernels.placement import sent
 from eagle.kernels.sample.op import DTYPES, sample
 from eagle.kernels.sample.op import NAME as SAMPLE
 from eagle.kernels.sample.settings import RowSettings
@@ -23,7 +24,6 @@ from eagle.kernels.verify.op import LARGEST_TREE, coupled_walk, rejection_walk
 from eagle.kernels.verify.op import NAME as VERIFY
 from eagle.kernels.verify.reference import Tree, Walks
 from eagle.node_view import Clock, views
-from eagle.placement import sent
 from eagle.rows import Row
 from eagle.sampling import row_settings
 from eagle.target import Target

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from eagle import sampled_tree, sampling, verify_rejection
+from eagle import draft_sampling, sampled_tree, sampling, verify_rejection
 from eagle.config import DecodeConfig
 from eagle.level_drafter import LevelDrafter
 from eagle.node_view import TargetView
@@ -109,7 +109,7 @@ def _one_noise() -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    with patch.object(sampled_tree, "gumbel", lambda seed, position, tokens, **streams: torch.zeros(tokens)):
+    with patch.object(draft_sampling, "gumbel", lambda seed, position, tokens, **streams: torch.zeros(tokens)):
         yield
 
 

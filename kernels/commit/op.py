@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from eagle.errors import EagleError
 from eagle.kernels.commit import reference
 from eagle.kernels.dispatch import Backend, choose, on
+from eagle.kernels.placement import sent
 
 NAME = "commit"
 
@@ -77,8 +78,8 @@ def move_slots(
             with on(device):
                 launch(
                     group,
-                    source_BK=source_BK.to(device).contiguous(),
-                    target_BK=target_BK.to(device).contiguous(),
+                    source_BK=sent(source_BK, device).contiguous(),
+                    target_BK=sent(target_BK, device).contiguous(),
                     counts_B=None,
                     lengths_B=None,
                 )

@@ -22,14 +22,14 @@ def gumbel_of(bits):
 
 
 @triton.jit
-def token_bits(seed, position, first, stream, BLOCK: tl.constexpr):
+def token_bits(seed, position, first, stream, BLOCK: tl.constexpr, cycle=0):
     """32 random bits of the tokens first .. first + BLOCK - 1. uint32 [BLOCK]; four values per Philox call.
 
-    seed: int64. position, stream: int32. first: a multiple of 4; BLOCK: a power of 2, 4 or more.
+    seed: int64. position, stream, cycle: int32. first: a multiple of 4; BLOCK: a power of 2, 4 or more.
     """
     call = first // 4 + tl.arange(0, BLOCK // 4)
     zero = call * 0
-    a, b, c, d = tl.philox(seed, call, zero + position, zero + stream, zero)
+    a, b, c, d = tl.philox(seed, call, zero + position, zero + stream, zero + cycle)
     # [BLOCK / 4, 2, 2] in the order a, b, c, d: the words of one call belong to neighbouring tokens.
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (BLOCK,))
 

@@ -10,3 +10,8 @@ def sent(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     To the host it is a read like any other: everything before it on the device is waited for.
     """
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
+def fill(into: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Writes a tensor (broadcast) into one that lies elsewhere or here; waits for nothing, as `sent`."""
+    into.copy_(tensor, non_blocking=tensor.device.type == "cpu")
