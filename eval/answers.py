@@ -32,6 +32,10 @@ class Answer:
     """[d]: verify steps whose walk stood at depth d on a node with children."""
     accepted_per_depth: list[int] = dataclasses.field(default_factory=list)
     """[d]: those of them that went on to depth d + 1."""
+    nodes: int = 0
+    """Tree nodes verified over all verify steps, the roots included."""
+    tree: str = ""
+    """Where the tree's sizes come from (DecodeStats.tree)."""
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
