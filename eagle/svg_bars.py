@@ -74,9 +74,9 @@ class Stack:
     """What stands behind the bar"""
 
 
-def stacked(rows: Sequence[Stack], *, kinds: Sequence[str], x: Axis) -> str:
-    """Horizontal stacked bars, one below its name each; the parts are of the `kinds`, styled 0, 1, ..."""
-    legend, y = legend_rows([(kind, style, False, True) for style, kind in enumerate(kinds)], y=14)
+def stacked(rows: Sequence[Stack], *, kinds: Sequence[str], styles: Sequence[int], x: Axis) -> str:
+    """Horizontal stacked bars, one below its name each; the parts are of the `kinds`, in the `styles`."""
+    legend, y = legend_rows([(kind, style, False, True) for kind, style in zip(kinds, styles)], y=14)
     right, y = WIDTH - RIGHT - 62, y + 4
     parts, top = [legend], y
     height = top + 42 * len(rows) + 4
@@ -89,7 +89,7 @@ def stacked(rows: Sequence[Stack], *, kinds: Sequence[str], x: Axis) -> str:
         parts.append(text(6, y, row.name))
         y += 5
         start = 0.0
-        for style, (part, label) in enumerate(zip(row.parts, row.labels)):
+        for style, (part, label) in zip(styles, zip(row.parts, row.labels)):
             left, width = 6 + x.share(start) * (right - 6), (x.share(start + part) - x.share(start)) * (right - 6)
             box = f'<rect class="bar" x="{left:.1f}" y="{y}" width="{max(width, 0):.1f}" height="18"/>'
             inside = text(left + width / 2, y + 13, label, anchor="middle", kind="inside")

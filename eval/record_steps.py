@@ -90,7 +90,7 @@ def record_steps(
         "tokens": [
             {
                 "text": piece.text,
-                "origin": piece.origin if number else "prefill",
+                "origin": piece.origin,
                 "step": number - 1 if number else None,
             }
             for number, block in enumerate(blocks)

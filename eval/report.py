@@ -7,6 +7,7 @@ A section is there when its data is. Texts are escaped by the template; drawings
 
 import argparse
 import functools
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from eagle.eval.compare import comparison, differences
 from eagle.eval.report_facts import exact_rows, facts, tiles
 from eagle.eval.report_more_plots import batch_plots, training_plot, tree_calibration
 from eagle.eval.report_parts import Plot
 from eagle.eval.report_plots import setting_plots
 from eagle.eval.report_tables import category_table, divergence_table, method_table, record_table
 from eagle.eval.report_tree import answer_markup, origin_counts, tree_picture
-from eagle.eval.results import RESULTS, footnotes, headline, label_of, load_results, notes, write_summary
+from eagle.eval.results import RESULTS, footnotes, headline, label_of, load_results, notes, rich_table, write_summary
 from eagle.eval.verdict import verdict
 from eagle.files import atomic_path, write_json
 from eagle.progress import console
@@ -91,7 +93,7 @@ def _setting(result: Mapping[str, Any], setting: str) -> dict[str, Any]:
     return {
         "name": setting,
         "id": "setting-" + "".join(c if c.isalnum() else "-" for c in setting.lower()),
-        "headline": headline(result, setting),
+        "headline": headline(result, setting).partition(": ")[2],
         "errors": body["errors"],
         "methods": method_table(result, setting),
         "categories": category_table(result, setting),
@@ -119,11 +121,19 @@ def _template() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m eagle.eval.report", description="Make report.html and summary.md anew."
+        prog="python -m eagle.eval.report", description="Make report.html and summary.md anew from results.json."
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="that eagle eval wrote: it holds results.json")
-    for folder in parser.parse_args(arguments).folders:
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what eagle eval wrote: it holds results.json")
+    folders = [Path(folder) for folder in parser.parse_args(arguments).folders]
+    for folder in folders:
         console.print(f"wrote {rerender(folder)}", markup=False, soft_wrap=True)
+    if len(folders) > 1:
+        names, results = list(string.ascii_uppercase[: len(folders)]), [load_results(folder) for folder in folders]
+        table = comparison(names, results)
+        console.print(rich_table(table.caption, table.headings, table.rows))
+        lines = [f"{name}: {folder}" for name, folder in zip(names, folders)]
+        for line in [*lines, *differences(names, results)]:
+            console.print(line, markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,5 +1,6 @@
 """The plots that hold for a whole evaluation: throughput by batch, calibration, tau over training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str
     measured = Series(
         name="measured",
         style=0,
-        points=tuple(Point(x=one["confidence"], y=one["accepted"]) for one in bins),
+        points=tuple(_share_point(one) for one in bins),
         notes=tuple(
             f"confidence {one['confidence']:.2f}: {one['accepted']:.2f} of {one['nodes']} nodes accepted"
             for one in bins
@@ -101,7 +102,7 @@ def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str
         title="Is the draft's confidence right?",
         definition="Drafted nodes by path confidence (the product of the draft's probabilities along the "
         "path): the share of them that "
-        f"verification accepted. Below the diagonal the head is too sure of itself. {source}",
+        f"verification accepted. Lines: Wilson 95% intervals. Below the diagonal the head is too sure of itself. {source}",
         drawing=line_plot(
             [diagonal, measured],
             x=Axis(label="path confidence of the draft", low=0, high=1, ticks=ticks, digits=2),
@@ -124,6 +125,17 @@ def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str
             ),
         ),
     )
+
+
+def _share_point(one: Mapping[str, Any]) -> Point:
+    low, high = wilson(one["accepted"], one["nodes"])
+    return Point(x=one["confidence"], y=one["accepted"], low=low, high=high)
+
+
+def wilson(share: float, count: int, *, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `count` trials."""
+    middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, (middle - half) / (1 + z * z / count)), min(1.0, (middle + half) / (1 + z * z / count))
 
 
 def training_plot(result: Result) -> Plot | None:

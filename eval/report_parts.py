@@ -10,6 +10,8 @@ class Table:
     caption: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    strong: int | None = None
+    """The row that the rest is about"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from eagle.svg_plot import Axis, Point, Series, line_plot
 
 Result = Mapping[str, Any]
 PARTS = ("verify", "draft", "host")
+PART_STYLES = (5, 4, 2)
+"""Not those of the first methods"""
 
 
 def setting_plots(result: Result, setting: str) -> list[Plot]:
@@ -170,6 +172,7 @@ def time_plot(result: Result, setting: str) -> Plot | None:
         drawing=stacked(
             stacks,
             kinds=PARTS,
+            styles=PART_STYLES,
             x=Axis.over("milliseconds per verify step", [sum(stack.parts) for stack in stacks], zero=True, count=4),
         ),
         alt=f"Time per verify step of {len(rows)} methods. {label_of(main if main in rows else longest)}: "

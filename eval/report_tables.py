@@ -11,8 +11,13 @@ Result = Mapping[str, Any]
 
 def method_table(result: Result, setting: str) -> Table:
     """Every method over all requests of a setting."""
-    rows = method_rows(result["settings"][setting])
-    return Table(caption=f"Methods side by side, {setting}", headings=HEADINGS, rows=tuple(tuple(row) for row in rows))
+    body = result["settings"][setting]
+    return Table(
+        caption=f"Methods side by side, {setting}",
+        headings=HEADINGS,
+        rows=tuple(tuple(row) for row in method_rows(body)),
+        strong=list(body["methods"]).index(main_method(body)),
+    )
 
 
 def category_table(result: Result, setting: str) -> Table | None:

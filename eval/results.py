@@ -69,11 +69,11 @@ def print_results(result: Mapping[str, Any], console: Console | None = None) -> 
     """Prints the tables and what there is to say about them."""
     console = console or Console(highlight=False)
     for setting, body in result["settings"].items():
-        console.print(_rich_table(headline(result, setting), HEADINGS, method_rows(body)))
+        console.print(rich_table(headline(result, setting), HEADINGS, method_rows(body)))
         method = main_method(body)
         if len(body["methods"][method]["categories"]) > 1:
             title = f"{label_of(method)}, by category"
-            console.print(_rich_table(title, CATEGORY_HEADINGS, category_rows(body, method)))
+            console.print(rich_table(title, CATEGORY_HEADINGS, category_rows(body, method)))
         for line in notes(body):
             console.print(line, markup=False, soft_wrap=True)
     for line in footnotes(result):
@@ -240,7 +240,8 @@ def exact_text(row: Mapping[str, Any]) -> str:
     return text + (f", {counts['different']} DIFFERENT" if counts["different"] else "")
 
 
-def _rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the terminal; intervals go below their ratios."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
