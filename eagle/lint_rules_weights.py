@@ -30,6 +30,8 @@ def _made_biases(look: Look) -> set[str]:
     either = attention or bool(layer.get("bias"))
     qkv = attention if version == "eagle3" or look.runtime == "speculators" else either
     out = either
+    if look.runtime == "vllm" and version == "eagle1" and "qkv_bias" in layer:
+        qkv = bool(layer["qkv_bias"])
     if look.runtime == "reference":
         qkv, out = bool(layer.get("qkv_bias")), False
     elif look.runtime == "sglang" and version == "eagle3":
@@ -37,7 +39,7 @@ def _made_biases(look: Look) -> set[str]:
     elif look.runtime == "speculators":
         out = attention
     names = [f"{name}.bias" for name in _PROJECTIONS[:3] if qkv] + [f"{_PROJECTIONS[3]}.bias" for _ in [0] if out]
-    mlp = bool(layer.get("mlp_bias")) and look.runtime != "reference"
+    mlp = bool(layer.get("mlp_bias")) and look.runtime in ("vllm", "speculators")
     return {*names, *(f"{name}.bias" for name in _MLP if mlp)}
 
 

@@ -1,0 +1,261 @@
+"""Parity: does a head say the same whichever way it is run? The largest logit difference per draft depth, over real prompts.
+
+The judge is the training module: `unroll` (eagle/train/unroll.py) over the target's plain forward. Held against it are
+- the decoder: the target's cache and the draft head's cache, fed piece by piece as decoding feeds them, a chain of the
+  document's own tokens drafted behind every root;
+- each file format: the head exported to it, imported again, and run as the training module; also the largest difference of
+  any weight.
+All in float32. Depth k predicts the token k places behind the root; a chain of k - 1 drafted tokens lies between.
+T tokens, D draft vocabulary.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle.arguments import resolve
+from eagle.chat import prompt_ids
+from eagle.checkpoint import check_fits, load_head, save_head
+from eagle.config import TargetConfig
+from eagle.errors import EagleError
+from eagle.eval.forced_chain import ForcedChain
+from eagle.eval.prompt_set import load_prompts
+from eagle.formats.own import OWN
+from eagle.formats.registry import EXPORTED, FORMATS
+from eagle.formats.target_facts import TargetFacts
+from eagle.formats.write import export_head, write_export
+from eagle.head_drafter import HeadDrafter
+from eagle.heads import DraftHead
+from eagle.progress import ProgressBar
+from eagle.target import Target, TargetStates
+from eagle.train.unroll import unroll
+from eagle.tree import DraftTree
+from eagle.vocab import DraftTokens
+
+TOLERANCE = 1e-4
+"""Largest difference allowed, as a share of the largest logit that the training module gives at that depth: float32 products
+of other shapes are summed in another order, which moves a logit by some 1e-6 of that."""
+LONGEST = 64
+"""Tokens taken of each prompt: every position of them is a root."""
+PIECE = 3
+"""Tokens committed at a time, behind the prefill of the first half."""
+
+
+def parity(
+    head: str | Path,
+    *,
+    target: str,
+    prompts: Sequence[str] = ("shipped:mt_bench",),
+    limit: int = 4,
+    depth: int = 4,
+    tolerance: float | None = None,
+    formats: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Compares; returns the table as plain values (`print_parity` shows it). `within`: whether all is within tolerance.
+
+    target: path, hub id or .gguf file. limit: prompts per source. formats: names of file formats; None: all that take this head.
+    Raises EagleError for a head that does not fit the target, and for no prompt long enough.
+    """
+    if depth < 1:
+        raise EagleError(f"depth is {depth}, expected at least 1")
+    model = Target.from_config(TargetConfig(model=target, dtype="float32"))
+    loaded = load_head(head)
+    check_fits(loaded, model)
+    loaded = loaded.to(device=model.device)
+    documents = _documents(model, prompts, limit, depth)
+    variants, skipped = _variants(loaded, model, formats)
+    compared = _Compared(depth)
+    with ProgressBar("parity", total=len(documents) * (1 + len(variants)), unit="prompts") as bar:
+        for ids in documents:
+            judge_KTD = training_logits(loaded, model, ids, depth=depth)
+            compared.judge(judge_KTD)
+            compared.add("decoder", judge_KTD, decoder_logits(loaded, model, ids, depth=depth))
+            bar.advance(1)
+            for name, (variant, _) in variants.items():
+                logits_KTD = training_logits(variant, model, ids, depth=depth)
+                if logits_KTD.shape[-1] != judge_KTD.shape[-1]:  # a format without reduced vocabularies
+                    assert loaded.vocabulary is not None
+                    logits_KTD = logits_KTD[..., loaded.vocabulary.target_ids_D.to(logits_KTD.device)]
+                compared.add(name, judge_KTD, logits_KTD)
+                bar.advance(1)
+    tolerance = TOLERANCE if tolerance is None else tolerance
+    return {
+        "head": str(head),
+        "version": loaded.version,
+        "target": model.name,
+        "dtype": "float32",
+        "prompts": len(documents),
+        "roots": sum(len(ids) - depth for ids in documents),
+        "depth": depth,
+        "tolerance": tolerance,
+        "largest_logit": compared.largest,
+        "difference": compared.difference,
+        "weights": {name: difference for name, (_, difference) in variants.items()},
+        "not_compared": skipped,
+        "within": compared.within(tolerance) and all(value == 0 for _, value in variants.values()),
+    }
+
+
+class _Compared:
+    """Largest logits and differences by depth."""
+
+    def __init__(self, depth: int):
+        self.largest = [0.0] * depth
+        self.difference: dict[str, list[float]] = {}
+
+    def judge(self, logits_KTD: torch.Tensor) -> None:
+        self.largest = [max(old, float(x.abs().max())) for old, x in zip(self.largest, logits_KTD, strict=True)]
+
+    def add(self, name: str, judge_KTD: torch.Tensor, other_KTD: torch.Tensor) -> None:
+        far = [
+            float(torch.nan_to_num((x - y).abs(), nan=float("inf")).max())
+            for x, y in zip(judge_KTD, other_KTD, strict=True)
+        ]
+        old = self.difference.get(name, [0.0] * len(far))
+        self.difference[name] = [max(pair) for pair in zip(old, far, strict=True)]
+
+    def within(self, tolerance: float) -> bool:
+        return all(
+            far <= tolerance * largest
+            for row in self.difference.values()
+            for far, largest in zip(row, self.largest, strict=True)
+        )
+
+
+@torch.inference_mode()
+def training_logits(head: DraftHead, target: Target, ids: Sequence[int], *, depth: int) -> torch.Tensor:
+    """float32 [depth, T - depth, D]: what the training module predicts at every root, by draft depth."""
+    ids_1T = torch.tensor([list(ids)])
+    states = target.features(ids_1T, head.aux_layers)
+    predictions = unroll(head, _states(states).to(head.fc.weight), target.embed(ids_1T).to(head.fc.weight), steps=depth)
+    tokens = DraftTokens(target.tokens, head.vocabulary)
+    roots = len(ids) - depth
+    return torch.stack([head.logits(step[0, :roots], tokens).float() for step in predictions])
+
+
+@torch.inference_mode()
+def decoder_logits(head: DraftHead, target: Target, ids: Sequence[int], *, depth: int) -> torch.Tensor:
+    """The same from the decoder's incremental path; roots are the tokens 1 .. T - depth, as above."""
+    chain = ForcedChain(depth)
+    drafter = HeadDrafter(head, target.tokens, chain)
+    cache = target.new_cache(rows=1, capacity=len(ids) + depth)
+    call = resolve(target, torch.tensor([list(ids[: len(ids) - depth])]), max_new_tokens=depth, do_sample=False)
+    drafter.reset(call.rows, capacity=len(ids) + depth)
+    roots, half = len(ids) - depth, max(1, (len(ids) - depth) // 2)
+    states = _states(target.prefill(torch.tensor([list(ids[:half])]), torch.tensor([half]), cache, head.aux_layers))
+    logits_TKD = []
+    for start in range(half, roots, PIECE):  # as verification does: a path, of which all is committed
+        path = list(ids[start : min(start + PIECE, roots)])
+        tree = _path(path)
+        forward = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache, head.aux_layers)
+        cache.commit(torch.arange(len(path))[None], torch.tensor([len(path)]))
+        states = torch.cat([states, _states(forward)], dim=1)
+    for i in range(roots):
+        drafter.observe(states[:, i : i + 1], torch.tensor([[ids[i + 1]]]), torch.tensor([1]))
+        chain.tokens = list(ids[i + 2 : i + 1 + depth])
+        drafter.propose()
+        logits_TKD.append(chain.logits_KD.float())
+    return torch.stack(logits_TKD, dim=1)
+
+
+def _states(states: TargetStates) -> torch.Tensor:
+    return states.features_BNH if states.aux_BNA is None else states.aux_BNA
+
+
+def _path(tokens: Sequence[int]) -> DraftTree:
+    parents = torch.arange(-1, len(tokens) - 1)[None]
+    return DraftTree.from_parents(torch.tensor([list(tokens)]), parents)
+
+
+def _documents(target: Target, prompts: Sequence[str], limit: int, depth: int) -> list[list[int]]:
+    """The prompts' ids, cut."""
+    if target.tokenizer is None:
+        raise EagleError(f"target {target.name} has no tokenizer: prompts cannot be read")
+    documents = []
+    for prompt in load_prompts(prompts, limit):
+        ids = prompt_ids(target.tokenizer, [{"role": "user", "content": prompt.turns[0]}])[:LONGEST]
+        if len(ids) > depth + 1:
+            documents.append(ids)
+    if not documents:
+        raise EagleError(f"no prompt of {', '.join(prompts)} has more than {depth + 1} tokens; give other --prompts")
+    return documents
+
+
+def _variants(
+    head: DraftHead, target: Target, formats: Sequence[str] | None
+) -> tuple[dict[str, tuple[DraftHead, float]], dict[str, str]]:
+    """The head after a trip through each format with its largest weight difference; and formats that do not take it."""
+    known = (OWN.name, *EXPORTED)
+    unknown = set(formats or ()) - set(known)
+    if unknown:
+        raise EagleError(f"unknown formats {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
+    facts = TargetFacts(TargetConfig(model=target.name, dtype="float32"))
+    facts._model = target.model  # the weights are in memory already
+    variants, skipped = {}, {}
+    for name in known if formats is None else formats:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                back = _round_trip(head, facts, name, Path(folder) / "head").to(device=target.device)
+        except EagleError as error:
+            if formats is not None:
+                raise
+            skipped[name] = str(error)
+            continue
+        variants[name] = (back, _weight_difference(head, back))
+    return variants, skipped
+
+
+def _round_trip(head: DraftHead, target: TargetFacts, format: str, folder: Path) -> DraftHead:
+    """The head that comes back from a folder of that format."""
+    if format == OWN.name:
+        save_head(head, folder)
+    else:
+        write_export(export_head(head, FORMATS[format], target, folder=str(folder), dtype="float32"), folder)
+    back = load_head(folder)
+    check_fits(back, target)
+    return back
+
+
+def _weight_difference(head: DraftHead, back: DraftHead) -> float:
+    """The largest difference of any weight, by our names; infinite where one is missing."""
+    largest = 0.0
+    theirs = back.state_dict()
+    for key, value in head.state_dict().items():
+        if key in ("d2t", "t2d") and key not in theirs:
+            continue  # a format without reduced vocabularies
+        if key not in theirs or theirs[key].shape != value.shape:
+            return float("inf")
+        largest = max(largest, float((theirs[key].float() - value.float()).abs().max()))
+    return largest
+
+
+def print_parity(result: dict[str, Any]) -> None:
+    """The table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("largest logit difference from the training module")
+    for k in range(result["depth"]):
+        table.add_column(f"depth {k + 1}", justify="right")
+    table.add_column("weights", justify="right")
+    for name, row in result["difference"].items():
+        weights = result["weights"].get(name)
+        label = name if name == "decoder" else f"{name}, exported and imported"
+        table.add_row(label, *(f"{far:.2g}" for far in row), "" if weights is None else f"{weights:.2g}")
+    table.add_row("(largest logit)", *(f"{value:.3g}" for value in result["largest_logit"]), "", style="dim")
+    console.print(f"{result['head']} behind {result['target']}, {result['dtype']}", markup=False, soft_wrap=True)
+    console.print(table)
+    for name, reason in result["not_compared"].items():
+        console.print(f"{name}: not exported: {reason}", markup=False, soft_wrap=True)
+    verdict = "within" if result["within"] else "BEYOND"
+    console.print(
+        f"{result['roots']} roots of {result['prompts']} prompts; {verdict} the tolerance of {result['tolerance']:g} times the "
+        "largest logit (weights: exactly equal)",
+        markup=False,
+        soft_wrap=True,
+    )
