@@ -20,12 +20,14 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 4", "1 4")
 
 STYLE = """\
 .plot{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;width:100%;height:auto;display:block}
-.plot text{fill:var(--ink)}.plot .small{font-size:10.5px}.plot .strong{font-weight:600}
+.plot text{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
+.plot .small{font-size:10.5px}.plot .strong{font-weight:600}
 .plot .grid{stroke:var(--line);stroke-width:1}.plot .axis{stroke:var(--faint);stroke-width:1.2}
 .plot .ref{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:5 4}
 .plot .mark{fill:var(--s);stroke:var(--s);stroke-width:1.4}.plot .hollow{fill:var(--paper)}
 .plot .curve{fill:none;stroke:var(--s);stroke-width:2}.plot .whisker{stroke:var(--s);stroke-width:2}
-.plot .bar{fill:var(--s);stroke:var(--paper);stroke-width:1.5}.plot .inside{fill:var(--paper);font-weight:600;font-size:10.5px}
+.plot .bar{fill:var(--s);stroke:var(--paper);stroke-width:1.5}
+.plot .inside{fill:var(--paper);stroke:none;font-weight:600;font-size:10.5px}
 """
 
 

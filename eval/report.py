@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from eagle.eval.compare import comparison, differences
 from eagle.eval.report_facts import exact_rows, facts, tiles
+from eagle.eval.report_ledger import ledgers
 from eagle.eval.report_more_plots import batch_plots, training_plot, tree_calibration
 from eagle.eval.report_parts import Plot
 from eagle.eval.report_plots import setting_plots
@@ -67,6 +68,7 @@ def render(result: Mapping[str, Any]) -> str:
         settings=[_setting(result, setting) for setting in settings],
         record=record_table(result),
         batch=batch_plots(result),
+        ledgers=ledgers(result),
         training=training_plot(result),
         trees=[_tree(entry, number) for number, entry in enumerate(result.get("trees") or [])],
         calibration=tree_calibration(result),
