@@ -53,20 +53,24 @@ class ChatView:
         if self.live:
             self._stream_live(blocks, stats)
             return
+        shown = False
         try:
             for block in blocks:
+                shown = True
                 sys.stdout.write("".join(piece.text for piece in block).translate(_ESCAPES))
                 sys.stdout.flush()
         finally:
-            print(flush=True)
+            if shown:
+                print(flush=True)
 
     def _stream_live(self, blocks: Iterable[list[Piece]], stats: StatsOf) -> None:
         """Lines that are complete are printed for good; the last one and the figures are redrawn below them."""
-        line = Text()
+        line, shown = Text(), False
         live = Live(console=self.out, auto_refresh=False, transient=True)
         try:
             with live:
                 for block in blocks:
+                    shown = True
                     for piece in block:
                         line.append(piece.text.translate(_ESCAPES), style=STYLES[piece.origin])
                     *complete, line = line.wrap(self.out, self.out.width)
@@ -74,7 +78,8 @@ class ChatView:
                         self.out.print(one)
                     live.update(Group(line, Text(_figures(stats()), style="dim")), refresh=True)
         finally:
-            self.out.print(line)
+            if shown:
+                self.out.print(line)
 
 
 def _figures(stats: DecodeStats) -> str:
