@@ -52,7 +52,7 @@ class Look:
     @property
     def again(self) -> str:
         """The remedy for a folder that was written for another runtime."""
-        return f"export the head for it: eagle export HEAD --to {self.runtime}"
+        return f"export the head for it: eagle export HEAD OUT --to {self.runtime}"
 
 
 Check = Callable[[Look], Iterator[Found]]

@@ -81,7 +81,7 @@ def speculators_config(look: Look) -> Iterator[Found]:
             severity="breaks",
             evidence=f"config.json lacks {', '.join(missing)}",
             effect="vLLM raises 'Invalid speculators config structure', speculators cannot build the model",
-            remedy="export the head for it: eagle export HEAD --to speculators",
+            remedy="export the head for it: eagle export HEAD OUT --to speculators",
         )
 
 

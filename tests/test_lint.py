@@ -151,7 +151,7 @@ def test_a_head_of_this_project_is_sent_to_the_exporter(tmp_path: Path) -> None:
     save_head(EagleHead(EagleHeadConfig.for_target(tiny_model().config)), tmp_path / "head")
     report = lint(tmp_path / "head", runtime="vllm")
     assert not report.sound
-    assert any("eagle export HEAD --to vllm" in finding.remedy for finding in report.findings)
+    assert any("eagle export HEAD OUT --to vllm" in finding.remedy for finding in report.findings)
 
 
 def test_a_speculators_folder_is_sound_for_vllm_and_no_folder_of_sglangs(
