@@ -74,7 +74,7 @@ def export(options: argparse.Namespace) -> None:
         head,
         format_named(options.to),
         target,
-        folder=str(out),
+        folder=options.push_to_hub or str(out),
         dtype=options.dtype,
         verifier=name,
         tokens=options.speculative_tokens,
@@ -175,7 +175,7 @@ def _card(
             verified=verified,
             notes=made.notes,
             serve=made.serve,
-            draft_tokens=head.config.draft_vocab_size,
+            draft_tokens=None if made.drops_vocabulary else head.config.draft_vocab_size,
             aux_layers=head.aux_layers,
         )
     )

@@ -9,7 +9,11 @@ import yaml
 
 from eagle.formats.format import VERSION_NAMES, Format, Version
 
-_TRAIN = ("epochs", "max_steps", "lr", "batch_size", "precision", "unroll_steps", "features", "packing")
+_TRAIN = (
+    *("epochs", "max_steps", "lr", "schedule", "warmup_steps", "batch_size", "gradient_accumulation", "precision"),
+    *("unroll_steps", "distill_weight", "divergence", "features"),
+)
+_HEAD = ("version", "draft_vocab_size", "aux_layers", "fc_bias", "init_from")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,7 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
     if not train:
         return ["not recorded"]
     found = [f"{key}: {train[key]}" for key in _TRAIN if train.get(key) is not None]
-    found += [f"head.{key}: {value}" for key, value in head.items() if value not in (None, False)]
+    found += [f"head.{key}: {_public(head[key])}" for key in _HEAD if head.get(key) not in (None, False)]
     metrics = training.get("metrics")
     if isinstance(metrics, Mapping):
         found += [f"steps: {training.get('step')}"]
@@ -129,6 +133,8 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
 
 
 def _unverified(format: Format) -> list[str]:
+    if format.name == "eagle":
+        return []
     return [f"not run in {format.title} itself by the export; its rules are taken from {format.source}"]
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from eagle.errors import EagleError
 from eagle.formats.format import SIDECAR, HeadFiles
 from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.zoo.catalogue import known, zoo_folder
 
 REMEDY = "fetch or save the head again"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -20,14 +21,19 @@ _IGNORED_ENDING = "rotary_emb.inv_freq"
 
 
 def head_folder(path: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a path or hub id. Raises EagleError when there is none."""
+    """The local folder of a path, a name of the zoo, or a hub id, in that order. Raises EagleError when there is none."""
     folder = Path(path)
     if folder.is_dir():
         return folder
+    shipped = zoo_folder(str(path))
+    if shipped is not None:
+        return shipped
     try:
         return Path(snapshot_download(str(path), revision=revision, allow_patterns=list(_FETCHED)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise EagleError(f"head {path}: no such folder, and no such hub id can be reached; give either") from error
+        raise EagleError(
+            f"head {path}: no such folder, and no such hub id can be reached; give either ({known()})"
+        ) from error
 
 
 def read_files(path: str | Path, *, revision: str | None = None) -> HeadFiles:

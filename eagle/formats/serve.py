@@ -8,6 +8,9 @@ from eagle.formats.format import Format, Version
 from eagle.formats.sglang import HOT_TOKENS
 from eagle.formats.trtllm import OPTIONS
 
+SGLANG_TOP_K, SGLANG_NODES = 4, 16
+"""The tree that SGLang's documentation starts with, roughly: children per node, nodes per verification."""
+
 
 def serve_command(
     format: Format, version: Version, folder: str, target: str, *, tokens: int, hot_tokens: bool = False
@@ -23,7 +26,9 @@ def serve_command(
     if format.name == "sglang":
         words = ["--model-path", target, "--speculative-algorithm", str(method)]
         words += ["--speculative-draft-model-path", folder, "--speculative-num-steps", str(tokens)]
-        words += ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "16"]
+        tree = SGLANG_TOP_K * (1 + (tokens - 1) * SGLANG_TOP_K) + 1  # what its levels can hold, the root included
+        words += ["--speculative-eagle-topk", str(SGLANG_TOP_K)]
+        words += ["--speculative-num-draft-tokens", str(min(SGLANG_NODES, tree))]
         words += ["--speculative-token-map", f"{folder}/{HOT_TOKENS}"] if hot_tokens else []
         return _shell("python -m sglang.launch_server", *words)
     if format.name == "trtllm":

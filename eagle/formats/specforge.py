@@ -2,7 +2,7 @@
 
 from eagle.formats.format import EAGLE_CONFIG, Format, HeadFiles
 
-_KEYS = ("rope_theta", "rope_parameters", "attention_bias", "head_dim", EAGLE_CONFIG)
+_KEYS = ("rope_theta", "rope_parameters", "attention_bias", EAGLE_CONFIG)
 
 
 def _sign(files: HeadFiles) -> str | None:

@@ -51,6 +51,11 @@ class Export:
     options: str | None = None
     """TensorRT-LLM: its YAML file."""
 
+    @property
+    def drops_vocabulary(self) -> bool:
+        """Whether the runtime drafts over more tokens than the head does here."""
+        return "draft_token_ids" in self.sidecar and self.hot_tokens is None
+
 
 def export_head(
     head: DraftHead,
@@ -255,7 +260,7 @@ def _notes(head: DraftHead, format: Format, target: TargetFacts, *, dropped: boo
         found.append(
             f"the draft vocabulary of {head.config.draft_vocab_size} tokens is dropped (kept for eagle import in {SIDECAR}): "
             f"{format.title} drafts EAGLE-1 with the target's whole LM head, the same head over all {target.vocab_size} "
-            "tokens; drafting costs more, acceptance does not suffer"
+            "tokens, which makes drafting dearer"
         )
     named = isinstance(head, Eagle3Head) and format is SGLANG and not _is_default(head, target)
     if named and not sglang_rule_is_known(target.model_type):
