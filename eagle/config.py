@@ -192,7 +192,8 @@ class EvalConfig:
     methods: tuple[str, ...] = ("hf", "plain", "eagle2", "chain")
     """What is compared, in one interleaved run. hf: Hugging Face generate; hf-lookup: its prompt lookup; hf-assisted: its
     assisted decoding with decode.draft_model; plain: our loop without drafting (always needed); eagle2, static, chain, ngram,
-    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection."""
+    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection; tuned: eagle2 with the tree of eagle tune (eagle2
+    itself: decode.budget, top_k and depth, or what was published)."""
     sampling: tuple[str, ...] = ("T=0",)
     """Settings every method answers under: "T=0", "T=0.7", "T=1 top_p=0.9" (top_k and min_p likewise)."""
     max_new_tokens: int = 128
@@ -206,6 +207,9 @@ class EvalConfig:
     batches: tuple[int, ...] = (1,)
     """Batch sizes: with more than [1], throughput against batch size is measured too, plain and drafted (decode.drafter)
     alternately."""
+    ledger: Literal["on", "off"] = "on"
+    """The cost ledger: after the requests, the parts of a cycle are timed by nodes (and by eval.batches), the speed-up is
+    predicted from them and held against the measured one, and what holds it back is named. Seconds per setting."""
     seed: int = 0
     """Seed of the requests' noise and of the bootstrap intervals."""
 

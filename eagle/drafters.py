@@ -17,6 +17,7 @@ from eagle.heads import DraftHead
 from eagle.level_drafter import TreeShape
 from eagle.model_drafter import ModelDrafter
 from eagle.ngram_drafter import NgramDrafter
+from eagle.progress import console
 from eagle.sampled_tree import SampledTree
 from eagle.static_forward import StaticForward
 from eagle.static_tree import PUBLISHED, StaticTree, read_paths
@@ -25,6 +26,7 @@ from eagle.tree import Children
 from eagle.tuned_drafter import TunedDrafter
 from eagle.tuning import TunedTrees, tuned_for
 from eagle.verify import Coupled, Rule, check_tree
+from eagle.zoo.catalogue import other_weights
 
 BUDGET, TOP_K = 60, 10
 """The published trees' nodes (the root included), and children per expanded node."""
@@ -65,6 +67,15 @@ def published(decode: DecodeConfig) -> DecodeConfig:
     )
 
 
+def left_open(decode: DecodeConfig) -> DecodeConfig:
+    """The settings for eagle2 with nothing said of its tree: tuned, or published."""
+    return _without_sizes(with_drafter(decode, "eagle2"))
+
+
+def _without_sizes(decode: DecodeConfig) -> DecodeConfig:
+    return dataclasses.replace(decode, budget=None, top_k=None, depth=None, level_cost=None)
+
+
 def make_drafter(
     target: Target,
     rule: Rule,
@@ -81,7 +92,7 @@ def make_drafter(
     Raises EagleError for what is missing, does not fit the target or the rule, or would have no effect.
     """
     asked, decode = decode, published(decode)
-    source = "published" if all(getattr(asked, name) is None for name in _TREE) else "given"
+    source = "published" if decode == published(_without_sizes(decode)) else "given"
     if decode.drafter == "none":
         return None
     _refuse_idle_options(asked, draft_model)
@@ -106,6 +117,9 @@ def make_drafter(
     loaded = head if isinstance(head, DraftHead) else load_head(head)
     shape = _shape(decode, rule, depth=_depth(decode, loaded.version))
     check_fits(loaded, target)
+    notice = other_weights(loaded.folder, target)
+    if notice is not None:
+        console.print(notice, markup=False, soft_wrap=True)
     loaded = loaded.to(device=target.device, dtype=target.dtype)
     if decode.engine == "compiled":
         loaded = packed_copy(loaded)
@@ -114,12 +128,14 @@ def make_drafter(
         static = StaticForward(layers=1, device=target.device, capture=target.capture)
     drafter = HeadDrafter(loaded, target.tokens, shape, static=static)
     drafter.tree_source = source
-    tuned = _tuned(loaded, target, rule, asked) if source == "published" else None
+    tuned = _tuned(loaded, target, rule, asked)
     return drafter if tuned is None else TunedDrafter(drafter, tuned)
 
 
 def _tuned(head: DraftHead, target: Target, rule: Rule, decode: DecodeConfig) -> TunedTrees | None:
     """What was tuned for this head on this machine: eagle2's trees, verified by the coupled rule."""
+    if any(getattr(decode, name) is not None for name in _TREE):
+        return None
     if decode.drafter != "eagle2" or decode.children != "auto" or not isinstance(rule, Coupled):
         return None
     return tuned_for(head.folder, device=target.device, engine=decode.engine, dtype=target.dtype)

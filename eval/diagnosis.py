@@ -42,6 +42,7 @@ class Cycle:
     one_ms: float
     """T_target(B): the same forward with one node a row, as plain decoding's"""
     plain_host_ms: float
+    """Of a step of plain decoding, everything but the forward"""
 
     @property
     def cycle_ms(self) -> float:
@@ -182,5 +183,5 @@ def cycle_of(drafted: Sequence[DecodeStats], plain: Sequence[DecodeStats], *, ba
         target_ms=per_step(drafted, "verify_ms", steps),
         host_ms=per_step(drafted, "host_ms", steps),
         one_ms=per_step(plain, "verify_ms", plain_steps),
-        plain_host_ms=per_step(plain, "host_ms", plain_steps),
+        plain_host_ms=per_step(plain, "host_ms", plain_steps) + per_step(plain, "draft_ms", plain_steps),
     )

@@ -25,6 +25,7 @@ from eagle.eval.answers import FORMAT, AnswerLog, Request
 from eagle.eval.curves import Curves
 from eagle.eval.figures import peaks
 from eagle.eval.identity import answers_identity, evaluation_identity
+from eagle.eval.ledger import ledger_of
 from eagle.eval.methods import make_methods
 from eagle.eval.processes import Processes, join_processes, share
 from eagle.eval.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
@@ -134,6 +135,7 @@ def _measure(
         "suites": [one.as_dict() for one in sets],
         "processes": shared_by(requests, processes),
         "throughput": throughput,
+        "ledger": ledger_of(recipe, target, methods, settings, requests, prompts, throughput),
         "trees": record_trees(
             methods, settings, prompts, max_new_tokens=recipe.eval.max_new_tokens, seed=recipe.eval.seed
         ),

@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
-from eagle.drafters import with_drafter
+from eagle.drafters import left_open, published, with_drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.batch_answer import bare_generation_config
@@ -25,8 +25,10 @@ from eagle.eval.settings import Setting
 from eagle.heads import DraftHead
 from eagle.rules import rule_of
 from eagle.target import Target
+from eagle.tuned_drafter import TunedDrafter
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
+TUNED = "tuned"
 HF_LOOKUP_TOKENS = 10
 """Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
 
@@ -125,7 +127,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     if name == PLAIN:
         return Method(name=name, run=_ours(SpeculativeDecoder(target)), greedy_check="hf", sampled_check="none")
     drafter, _, rule_name = name.partition("@")
-    known = [each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none"]
+    known = [TUNED, *(each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none")]
     if drafter not in known:
         raise EagleError(
             f'eval.methods holds "{name}"; known are {HF}, {HF_LOOKUP}, {HF_ASSISTED}, {PLAIN}, {", ".join(known)}, and the '
@@ -134,11 +136,17 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     if rule_name:
         changes: dict[str, Any] = {"rule": rule_name, "children": "auto"}
         decode = dataclasses.replace(decode, **changes)
-    decode = with_drafter(decode, drafter)
+    # eagle2 and model take the recipe's tree or the published one; tuned takes what eagle tune left beside the head.
+    decode = left_open(decode) if drafter == TUNED else published(with_drafter(decode, drafter))
     if drafter == CHAIN:
         decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth, level_cost=0.0)
     rule = rule_of(decode)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
+    if drafter == TUNED and not isinstance(decoder.drafter, TunedDrafter):
+        raise EagleError(
+            f"method {name}: beside the head lie no trees that were tuned on this machine for engine {decode.engine} and "
+            f"{target.dtype} (and the rule coupled); run eagle tune RECIPE first"
+        )
     if not rule.lossless:
         return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy", decoder=decoder)
     sampled: Check = "plain" if rule.name == "coupled" else "distribution"

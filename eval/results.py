@@ -10,6 +10,7 @@ from rich.table import Table
 
 from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT
+from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
 from eagle.files import atomic_path
 
@@ -19,6 +20,7 @@ LABELS = {
     "hf-assisted": "HF assisted",
     "plain": "plain loop",
     "eagle2": "EAGLE-2 tree",
+    "tuned": "tuned tree",
     "static": "EAGLE-1 tree",
     "chain": "chain",
     "model": "draft model",
@@ -198,6 +200,7 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
         f"passed over: {skipped['prompt']}, turn {skipped['turn']}, {skipped['setting']} ({skipped['reason']})"
         for skipped in result["skipped"]
     ]
+    lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
         "[95% bootstrap interval]; TTFT: time to first token; exact, by law, lossy: see the definitions in summary.md"
