@@ -107,7 +107,7 @@ def answer_line(
 
 
 def _accept_lengths(answer: Answer) -> list[int]:
-    """Per verify step; Hugging Face's loops tell of none: there it is what each commit brought."""
+    """Per verify step, the bonus token counted; of Hugging Face's loops, which tell of no steps, per commit."""
     if answer.accepted:
         return [accepted + 1 for accepted in answer.accepted]
-    return answer.commit_tokens or [1]
+    return [len(answer.tokens) - sum(answer.commit_tokens), *answer.commit_tokens]

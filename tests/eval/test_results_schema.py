@@ -1,0 +1,131 @@
+"""results.json is what its schema says, and the figures in it are those of a real run."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle.checkpoint import save_head
+from eagle.config import read_recipe
+from eagle.eval.answers import FORMAT
+from eagle.eval.figures import DEFINITIONS, Figures
+from eagle.eval.harness import evaluate
+from eagle.target import Target
+from tests.eval.json_schema import problems, results_schema
+from tests.eval.test_harness import random_head
+from tests.recipes import write_recipe
+
+METHODS = ["hf", "hf-lookup", "plain", "eagle2", "chain", "ngram"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished evaluation of everything that the schema knows: two settings, batches, all kinds of methods."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    section = {"methods": METHODS, "sampling": ["T=0", "T=0.8"], "batches": [1, 2], "max_new_tokens": 10}
+    recipe = read_recipe(write_recipe(folder, eval=section))
+    save_head(random_head(Target.from_config(recipe.target)), recipe.head_dir)
+    evaluate(recipe)
+    return recipe.eval_dir
+
+
+@pytest.fixture
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_real_output_is_what_the_schema_says(result: dict[str, Any]) -> None:
+    schema = results_schema()
+    assert problems(result, schema, schema) == []
+
+
+def test_the_schema_tells_what_is_missing_wrong_or_not_described(result: dict[str, Any]) -> None:
+    schema = results_schema()
+
+    def said(change: str) -> str:
+        broken = copy.deepcopy(result)
+        row = broken["settings"]["T=0"]["methods"]["eagle2"]["overall"]
+        if change == "missing":
+            del row["tau"]
+        elif change == "wrong":
+            row["inter_token_ms"] = {"p50": "fast", "p95": 2.0}
+        else:
+            row["tau_of_mine"] = 3.0
+        return "; ".join(problems(broken, schema, schema))
+
+    where = "results.settings.T=0.methods.eagle2.overall"
+    assert said("missing") == f"{where}.tau is missing"
+    assert f"{where}.inter_token_ms.p50 is str" in said("wrong")
+    assert f"{where}.tau_of_mine is not described" in said("more")
+
+
+def test_the_schemas_version_is_the_programs_and_every_figure_has_one_definition(result: dict[str, Any]) -> None:
+    schema = results_schema()
+    assert schema["properties"]["format"]["const"] == FORMAT == result["format"]
+    assert set(schema["$defs"]["figures"]["properties"]) == {*Figures.__dataclass_fields__, "check", "exact"}
+    told = {"requests", "new_tokens", "verify_steps", "check"}  # counts
+    missing = set(Figures.__dataclass_fields__) - told - set(DEFINITIONS)
+    assert missing == {"first_token_ms_p95", "speedup_hf", "speedup_plain"}, "defined with first_token_ms and speedup"
+    assert result["definitions"] == DEFINITIONS
+
+
+def test_latencies_and_use_are_measured_for_every_method(result: dict[str, Any]) -> None:
+    for setting, rows in result["record"].items():
+        assert list(rows) == METHODS
+        for name, row in rows.items():
+            figures = result["settings"][setting]["methods"][name]["overall"]
+            assert 0 < figures["inter_token_ms"]["p50"] <= figures["inter_token_ms"]["p95"]
+            assert figures["commit_gap_ms"]["p95"] >= figures["inter_token_ms"]["p50"]
+            assert row["baseline_inter_token_ms"].keys() == {"hf", "plain"}
+            assert row["device_use"] > 0.05
+            assert (row["peak_memory"]["rss_bytes"] or 2**27) > 2**26
+            assert row["peak_memory"]["cuda_bytes"] is None
+    peak = result["peak_memory"]["rss_bytes"]
+    assert all(
+        (row["peak_memory"]["rss_bytes"] or 0) <= peak for rows in result["record"].values() for row in rows.values()
+    )
+
+
+def test_every_commit_but_the_first_token_has_a_time(folder: Path) -> None:
+    for line in (folder / "answers.jsonl").read_text().splitlines()[1:]:
+        for name, answer in json.loads(line)["answers"].items():
+            assert len(answer["commit_tokens"]) == len(answer["commit_seconds"])
+            if not name.startswith("hf-"):
+                assert sum(answer["commit_tokens"]) == len(answer["tokens"]) - 1
+            assert answer["first_token_seconds"] + sum(answer["commit_seconds"]) <= answer["seconds"] + 1e-4
+            if name in ("plain", "hf"):
+                assert set(answer["commit_tokens"]) <= {1}
+            if answer["accepted"]:
+                assert len(answer["commit_tokens"]) == len(answer["accepted"])
+
+
+def test_the_batch_list_gives_a_curve_per_setting(result: dict[str, Any], folder: Path) -> None:
+    assert [curve["setting"] for curve in result["throughput"]] == ["T=0", "T=0.8"]
+    for curve in result["throughput"]:
+        assert (curve["drafter"], curve["prompts"]) == ("eagle2", 2)
+        assert [point["batch"] for point in curve["points"]] == [1, 2]
+        assert all(point["different"] == 0 and point["speedup"]["samples"] > 0 for point in curve["points"])
+        assert "gain" in curve["verdict"]
+    assert json.loads((folder / "throughput.json").read_text())["curves"].keys() == {"T=0", "T=0.8"}
+
+
+def test_the_prompts_and_processes_are_told(result: dict[str, Any]) -> None:
+    (suite,) = result["suites"]
+    assert (suite["tasks"], suite["is_spec_bench"]) == ({"prompts": 2}, False)
+    assert result["processes"] == {"processes": 1, "requests_by_sharing": {"1": 8}, "note": None}
+
+
+def test_spec_bench_answer_files_of_every_method_lie_beside_it(folder: Path) -> None:
+    for setting in ("T=0", "T=0.8"):
+        for name in METHODS:
+            lines = [
+                json.loads(line)
+                for line in (folder / "spec_bench" / setting / f"{name}.jsonl").read_text().splitlines()
+            ]
+            assert [(line["question_id"], line["category"]) for line in lines] == [(0, "a"), (1, "b")]
+            for line in lines:
+                (choice,) = line["choices"]
+                assert len(choice["turns"]) == len(choice["new_tokens"]) == len(choice["wall_time"]) == 2
+                assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
