@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from rich.console import Console
 
 from eagle.eval.compare import comparison, differences
 from eagle.eval.report_facts import exact_rows, facts, tiles
@@ -132,10 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(folders) > 1:
         names, results = list(string.ascii_uppercase[: len(folders)]), [load_results(folder) for folder in folders]
         table = comparison(names, results)
-        console.print(rich_table(table.caption, table.headings, table.rows))
+        out = Console(highlight=False)
+        out.print(rich_table(table.caption, table.headings, table.rows))
         lines = [f"{name}: {folder}" for name, folder in zip(names, folders)]
         for line in [*lines, *differences(names, results)]:
-            console.print(line, markup=False, soft_wrap=True)
+            out.print(line, markup=False, soft_wrap=True)
     return 0
 
 
