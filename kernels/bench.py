@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eagle.kernels.bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kernel", action="append", help="a kernel folder; may be given again; all of them otherwise")
     parser.add_argument("--match", default="", help="only cases whose name contains this text")
-    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    parser.add_argument("--output", type=Path, help="also write the table to this file, and the JSON beside it (.json)")
     args = parser.parse_args(arguments)
     unknown = set(args.kernel or ()) - set(folders())
     if unknown:

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from eagle.files import atomic_path, write_json
 from eagle.kernels.dispatch import interpreting
 from eagle.kernels.roofline import Cost, device_named
 
@@ -46,10 +48,14 @@ class Row:
     kernel: str
     case: str
     correct: bool
-    error: float
-    """Largest absolute difference from the reference."""
+    error: float | None
+    """Largest absolute difference from the reference; None where one of them is not finite, or nothing came out."""
+    problem: str = ""
+    """Why nothing came out."""
     bytes: int
+    """What the call must move (model.py of the kernel)."""
     flops: int
+    """What it must multiply."""
     us: float | None = None
     us_p20: float | None = None
     us_p80: float | None = None
@@ -70,19 +76,19 @@ def interpret_without_gpu() -> torch.device:
 
 
 def measured(case: Case) -> Row:
-    """Checks the case; on a GPU, when it is right, times it and its baselines."""
-    error = difference(case.run(), case.reference())
-    row = Row(
-        kernel=case.kernel,
-        case=case.name,
-        correct=error <= case.tolerance,
-        error=error,
-        bytes=case.cost.bytes,
-        flops=case.cost.flops,
+    """Checks the case; on a GPU, when it is right, times it and its baselines. What raises is a finding, of this case alone."""
+    about: dict[str, Any] = dict(
+        kernel=case.kernel, case=case.name, bytes=case.cost.bytes, flops=case.cost.flops, correct=False, error=None
     )
-    if not row.correct or interpreting() or not torch.cuda.is_available():
-        return row
-    fast, median, slow = microseconds(case.run)
+    try:
+        expected = case.reference()
+        error = difference(case.run(), expected)
+        row = Row(**{**about, "correct": error <= case.tolerance, "error": error if error < float("inf") else None})
+        if not row.correct or interpreting() or not torch.cuda.is_available():
+            return row
+        fast, median, slow = microseconds(case.run)
+    except Exception as problem:
+        return Row(**about, problem=_told(problem))
     timed: dict[str, Any] = {"us": median, "us_p20": fast, "us_p80": slow}
     limits = device_named(torch.cuda.get_device_name())
     if limits is not None:
@@ -91,11 +97,15 @@ def measured(case: Case) -> Row:
     baselines: dict[str, float | str] = {}
     for name, call in case.baselines.items():
         try:
-            wrong = difference(call(), case.reference())
+            wrong = difference(call(), expected)
             baselines[name] = microseconds(call)[1] if wrong <= case.tolerance else f"wrong by {wrong:.2g}"
-        except Exception as problem:  # a baseline that does not take this case is a finding
-            baselines[name] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:80] if str(problem) else ''}"
+        except Exception as problem:  # it may not take this case, or not have the memory
+            baselines[name] = _told(problem)
     return Row(**{**asdict(row), **timed, "baselines_us": baselines})
+
+
+def _told(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {str(problem).splitlines()[0][:80] if str(problem) else ''}"
 
 
 def difference(got: Any, wanted: Any) -> float:
@@ -133,7 +143,8 @@ def markdown(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         if not row.correct:
-            lines.append(f"| {row.kernel} | {row.case} | {row.error:.2g} WRONG | | | | | |")
+            found = row.problem or ("WRONG: not finite" if row.error is None else f"WRONG by {row.error:.2g}")
+            lines.append(f"| {row.kernel} | {row.case} | {found} | | | | | |")
             continue
         us = "" if row.us is None else f"{row.us:.1f}"
         floor = "" if row.roofline_us is None else f"{row.roofline_us:.1f}"
@@ -151,15 +162,25 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def report(cases: Iterable[Case], *, output: Path | None = None) -> int:
-    """Measures the cases, prints the table and one JSON line. -> exit code: 1 when a result is wrong."""
-    rows = [measured(case) for case in cases]
+    """Measures the cases, prints the table and one JSON line. -> exit code: 1 when a result is wrong.
+
+    output: the table as markdown, and the JSON beside it, with the suffix .json.
+    """
+    rows = []
+    for case in cases:
+        rows.append(measured(case))
+        if sys.stderr.isatty():
+            print(f"{len(rows)}: {case.kernel} {case.name}", file=sys.stderr)
     table, setting = markdown(rows), environment()
+    wrong = [f"{row.kernel} {row.case}" for row in rows if not row.correct]
+    summary = {**setting, "cases": len(rows), "wrong": wrong, "rows": [asdict(row) for row in rows]}
     print(table)
     if output is not None:
-        told = "\n".join(f"{name}: {value}" for name, value in setting.items())
-        output.write_text(f"{told}\n\n{table}\n", encoding="utf-8")
-    wrong = [f"{row.kernel} {row.case}" for row in rows if not row.correct]
-    print(json.dumps({**setting, "cases": len(rows), "wrong": wrong, "rows": [asdict(row) for row in rows]}))
+        told = "\n".join(f"- {name}: {value}" for name, value in setting.items())
+        with atomic_path(output) as temporary:
+            temporary.write_text(f"# Kernel benchmarks\n\n{told}\n\n{table}\n", encoding="utf-8")
+        write_json(output.with_suffix(".json"), summary)
+    print(json.dumps(summary))
     return 1 if wrong else 0
 
 

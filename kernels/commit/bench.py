@@ -9,16 +9,10 @@ from functools import partial
 
 import torch
 
+from eagle.kernels.commit.model import cost
 from eagle.kernels.commit.op import commit
 from eagle.kernels.commit.reference import move_slots, slots_of_path
 from eagle.kernels.measure import Call, Case, interpret_without_gpu, report
-from eagle.kernels.roofline import Cost
-
-
-def cost(*, buffers: int, rows: int, kv_heads: int, moved: int, head_dim: int, element: int) -> Cost:
-    """buffers: keys and values of all layers. moved: nodes of a row that do not lie where they must already. Each is read
-    and written once; the path's own bytes do not count."""
-    return Cost(bytes=2 * buffers * rows * kv_heads * moved * head_dim * element, flops=0)
 
 
 def cases(device: torch.device) -> Iterator[Case]:
@@ -45,7 +39,7 @@ def _case(device: torch.device, *, layers: int, rows: int, kv_heads: int, head_d
         kernel="commit",
         name=f"B{rows} {layers} layers k{kv_heads} d{head_dim} K8",
         dtype=dtype,
-        cost=cost(buffers=2 * layers, rows=rows, kv_heads=kv_heads, moved=7, head_dim=head_dim, element=2),
+        cost=cost(buffers=2 * layers, rows=rows, kv_heads=kv_heads, accepted=8, moved=7, head_dim=head_dim, element=2),
         run=_in_place(ours, buffers),
         reference=lambda: expected,
         tolerance=0.0,

@@ -11,7 +11,7 @@ import torch
 
 from eagle.kernels.measure import Case, interpret_without_gpu, report
 from eagle.kernels.noise.reference import gumbel
-from eagle.kernels.roofline import Cost
+from eagle.kernels.sample.model import cost
 from eagle.kernels.sample.op import sample
 from eagle.kernels.sample.settings import RowSettings
 
@@ -22,11 +22,6 @@ KINDS: Mapping[str, dict[str, float]] = {
     "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
     "top-k 50, top-p 0.9, min-p 0.02": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
 }
-
-
-def cost(*, rows: int, vocab_size: int, element: int) -> Cost:
-    """The logits, read once: later passes find them in the L2 cache."""
-    return Cost(bytes=rows * vocab_size * element + 8 * rows, flops=0)
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -9,14 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from eagle.kernels.measure import Case, interpret_without_gpu, report
-from eagle.kernels.roofline import Cost
+from eagle.kernels.tree_build.model import cost
 from eagle.kernels.tree_build.op import tree_links
 from eagle.kernels.tree_build.reference import tree_links as reference_links
-
-
-def cost(*, rows: int, nodes: int) -> Cost:
-    """Parents are read once; depths, positions, two links and the words of bits are written."""
-    return Cost(bytes=8 * rows * nodes * (5 + -(-nodes // 64)), flops=0)
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -9,16 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from eagle.kernels.measure import Case, interpret_without_gpu, report
-from eagle.kernels.roofline import Cost
 from eagle.kernels.sample.settings import RowSettings
+from eagle.kernels.verify.model import cost
 from eagle.kernels.verify.op import coupled_walk, rejection_walk
 from eagle.kernels.verify.reference import Tree
-
-
-def cost(*, rows: int, nodes: int, expanded: int, vocab_size: int, element: int) -> Cost:
-    """The logits of all nodes and the recorded q (float32) of the expanded ones, read once: later passes find them in the L2
-    cache. expanded: 0 for the coupled rule and for children chosen without chance."""
-    return Cost(bytes=rows * vocab_size * (nodes * element + expanded * 4), flops=0)
 
 
 def cases(device: torch.device) -> Iterator[Case]:
@@ -64,6 +58,7 @@ def _case(device: torch.device, *, rule: str, rows: int, nodes: int, vocab_size:
             rows=rows,
             nodes=nodes,
             expanded=expanded if rule == "rejection sampled" else 0,
+            width=width,
             vocab_size=vocab_size,
             element=2,
         ),
