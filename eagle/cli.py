@@ -216,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_report(commands)
     _add_lint(commands)
+    _add_zoo(commands)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
     demo.set_defaults(action=_demo)
@@ -270,6 +271,15 @@ def _add_chat(commands: Any) -> None:
     parser = commands.add_parser("chat", help="Chat on the terminal, tokens coloured by how they came.")
     add_arguments(parser)
     parser.set_defaults(action=chat)
+
+
+def _add_zoo(commands: Any) -> None:
+    from eagle.zoo_cli import add_arguments, zoo
+
+    about = "The draft heads that come with this package."
+    parser = commands.add_parser("zoo", help=about, description=f"{about} Give a name as --head.")
+    add_arguments(parser)
+    parser.set_defaults(action=zoo)
 
 
 def _demo(options: argparse.Namespace) -> None:

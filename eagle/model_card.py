@@ -51,18 +51,20 @@ def model_card(card: Card) -> str:
         **({} if card.license else {"license_name": "unknown"}),
         "base_model": card.target,
         "pipeline_tag": "text-generation",
-        "tags": [
-            "speculative-decoding",
-            "draft-head",
-            "eagle3" if card.version == "eagle3" else "eagle",
-            card.format.name,
-        ],
+        "tags": list(
+            dict.fromkeys(
+                (
+                    *("speculative-decoding", "draft-head", "eagle3" if card.version == "eagle3" else "eagle"),
+                    card.format.name,
+                )
+            )
+        ),
         **({"datasets": found} if (found := _hub_datasets(card.training)) else {}),
     }
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n",
         f"# {name} draft head for {card.target}\n\n{_intro(card)}",
-        f"## Serving\n\nThe files are {card.format.title}'s.\n\n```\n{card.serve}\n```",
+        f"{_heading(card)}\n\n```\n{card.serve}\n```",
         "## Target\n\n" + _bullets(_target(card)),
         "## Data\n\n" + _bullets(_data(card.training)),
         "## Recipe\n\n" + _bullets(_recipe(card.training)),
@@ -72,6 +74,10 @@ def model_card(card: Card) -> str:
         "## Licence\n\n" + _licence(card),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _heading(card: Card) -> str:
+    return "## Use" if card.format.name == "eagle" else f"## Serving\n\nThe files are {card.format.title}'s."
 
 
 def _intro(card: Card) -> str:

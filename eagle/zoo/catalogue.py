@@ -7,10 +7,17 @@ name, a zoo name before a hub id.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eagle.errors import EagleError
 from eagle.reading import read_object
+
+
+class HasIdentity(Protocol):
+    """An eagle.target.Target."""
+
+    def identity(self) -> dict[str, Any]: ...
+
 
 ZOO = Path(__file__).resolve().parent
 CARD = "zoo.json"
@@ -66,17 +73,19 @@ def known(zoo: Path = ZOO) -> str:
     return f"heads in the zoo: {', '.join(names)}" if names else "the zoo is empty"
 
 
-def other_weights(name: str, identity: dict[str, Any], zoo: Path = ZOO) -> str | None:
-    """What to tell a user whose target has the shape but not the weights that a zoo head was trained for.
+def other_weights(folder: Path | None, target: "HasIdentity") -> str | None:
+    """What to tell a user whose target has the shape but not the weights that a shipped head was trained for; None: nothing.
 
-    Drafting with it is as lossless as with any; only fewer drafts may be accepted, so this is no error: the same model
-    in another dtype or quantisation has other weights too.
+    Drafting with it is as lossless as with any; only fewer drafts may be accepted. So this is no error: the same model in
+    another dtype or quantisation has other weights too. folder: the head's; one that lies elsewhere than in a zoo tells nothing.
     """
-    head = zoo_head(name, zoo)
-    recorded = head.target.get("weights_sha256")
-    if recorded in (None, identity.get("weights_sha256")):
+    if folder is None or not (folder / CARD).is_file():
+        return None
+    head = zoo_head(folder.name, folder.parent)
+    recorded, identity = head.target.get("weights_sha256"), target.identity()
+    if recorded in (None, identity["weights_sha256"]):
         return None
     return (
-        f"head {name} was trained for {head.target.get('model')}; target {identity.get('model')} has the same shape but other "
+        f"head {head.name} was trained for {head.target.get('model')}; target {identity['model']} has the same shape but other "
         "weights (another dtype, quantisation or fine-tune): the text is exact all the same, drafts may be accepted less often"
     )

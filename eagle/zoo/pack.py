@@ -1,0 +1,214 @@
+"""Packs a trained head with its papers into a zoo folder, in bfloat16, small enough to ship.
+
+What is packed: config.json, model.safetensors, training.json (recipe, last metrics), recipe.yaml, data.json (sources with
+their hashes, counts), metrics.jsonl (the training's log), results.json and summary.md (an evaluation of this head), tuned.json
+(its trees on the machines it was tuned on), README.md, and zoo.json, which `eagle zoo` reads. Local paths are cut to their last
+part: nobody else has the folders before it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from eagle.checkpoint import head_hash, load_head, save_head
+from eagle.environment import git_commit, package_version
+from eagle.errors import EagleError
+from eagle.files import atomic_dir, sha256_file, write_json
+from eagle.formats.own import OWN
+from eagle.heads import DraftHead
+from eagle.model_card import Card, model_card
+from eagle.reading import read_object
+from eagle.tuning import FILE as TUNED
+from eagle.zoo.catalogue import CARD, FORMAT, ZOO, ZooHead, zoo_head
+
+LARGEST = 24_000_000
+"""Bytes that a head's folder may have: wheels are to stay downloadable."""
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def pack(
+    head: str | Path,
+    name: str,
+    *,
+    licence: str,
+    base_model: str | None = None,
+    run: str | Path | None = None,
+    results: str | Path | None = None,
+    zoo: Path = ZOO,
+) -> ZooHead:
+    """Writes ZOO/NAME, atomically, over an older one; returns what `eagle zoo` will tell of it.
+
+    head: a trained head's folder. base_model: the target's public name, for the card. run: the recipe's output_dir (default:
+    the head's parent): its data/manifest.json and train/metrics.jsonl are taken where they are. results: a folder with
+    results.json of this head, or of the packed one (default: RUN/eval, where that is of this head).
+    Raises EagleError for a name that cannot be one, a head without a recorded target, results of another head, and a folder
+    that became too large.
+    """
+    if not _NAME.fullmatch(name):
+        raise EagleError(f"{name!r} cannot be a zoo name: small letters, digits and single hyphens, such as qwen3-8b")
+    source = Path(head)
+    loaded = load_head(source).to(torch.bfloat16)
+    identity = dict(loaded.config.target_identity or {})
+    if not identity:
+        raise EagleError(
+            f"head {source} does not record its target (config.json: target_identity); train it with eagle train"
+        )
+    # The weights' hash goes onto the card: target weights of another dtype are no reason to refuse a shipped head.
+    loaded.config.target_identity = {key: value for key, value in identity.items() if key != "weights_sha256"}
+    run = source.parent if run is None else Path(run)
+    training = _public(_object(source / "training.json"))
+    manifest = _public(_object(run / "data" / "manifest.json"))
+    with atomic_dir(zoo / name) as folder:
+        save_head(loaded, folder)
+        _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
+        (folder / "model.safetensors").chmod(0o644)
+        measured = _results(source, folder, run=run, asked=results)
+        write_json(folder / "training.json", training)
+        (folder / "recipe.yaml").write_text(
+            yaml.safe_dump(training.get("recipe", {}), sort_keys=False), encoding="utf-8"
+        )
+        if manifest:
+            write_json(folder / "data.json", manifest)
+        log = run / "train" / "metrics.jsonl"
+        if log.is_file():
+            (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
+        if measured:
+            write_json(folder / "results.json", measured)
+        if (source / TUNED).is_file():
+            (folder / TUNED).write_text((source / TUNED).read_text(encoding="utf-8"), encoding="utf-8")
+        (folder / "README.md").write_text(
+            _readme(name, loaded, identity, training, measured, licence, base_model), encoding="utf-8"
+        )
+        counts = manifest.get("counts", {})
+        write_json(
+            folder / CARD,
+            {
+                "format": FORMAT,
+                "version": loaded.version,
+                "target": identity,
+                "licence": licence,
+                "training_tokens": counts.get("supervised_tokens"),
+                "tau": _taus(measured),
+                "results": {key: measured[key] for key in ("commit", "created", "prompts") if key in measured},
+                "packed": {"version": package_version(), "commit": git_commit()},
+                "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
+            },
+        )
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        if size > LARGEST:
+            raise EagleError(
+                f"{name} would take {size / 1e6:.1f} MB, at most {LARGEST / 1e6:.0f} are shipped; train with a smaller "
+                "head.draft_vocab_size (EAGLE-3's LM head), or push the head to a hub instead: eagle export --push-to-hub"
+            )
+    return zoo_head(name, zoo)
+
+
+def _check_same(head: DraftHead, back: DraftHead) -> None:
+    ours, theirs = head.state_dict(), back.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours), "a packed head came back with other weights"
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return read_object(file, remedy="remove it, or make it again") if file.is_file() else {}
+
+
+def _public(value: Any) -> Any:
+    """Without the folders of the machine it was made on."""
+    if isinstance(value, Mapping):
+        return {key: _public(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
+    """results.json of the head that is packed, made public; {}: none."""
+    folder = run / "eval" if asked is None else Path(asked)
+    found = _object(folder / "results.json")
+    if not found:
+        if asked is not None:
+            raise EagleError(f"{folder} holds no results.json; run eagle eval, or leave the results out")
+        return {}
+    of = found.get("head", {}).get("sha256")
+    if of not in (head_hash(source), head_hash(packed)):
+        if asked is None:
+            return {}
+        raise EagleError(f"{folder / 'results.json'} is of another head ({found.get('head', {}).get('path')})")
+    measured: dict[str, Any] = _public(found)
+    measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
+    summary = folder / "summary.md"
+    if summary.is_file():
+        (packed / "summary.md").write_text(
+            summary.read_text(encoding="utf-8").replace(str(source), source.name), encoding="utf-8"
+        )
+    return measured
+
+
+def _taus(results: Mapping[str, Any]) -> dict[str, float]:
+    """By setting: tau of eagle2's trees, else of the first drafting method."""
+    taus = {}
+    for setting, body in results.get("settings", {}).items():
+        rows = {name: method["overall"]["tau"] for name, method in body["methods"].items()}
+        drafted = {name: tau for name, tau in rows.items() if tau is not None and name != "plain"}
+        if drafted:
+            taus[setting] = round(drafted.get("eagle2", next(iter(drafted.values()))), 4)
+    return taus
+
+
+def _readme(
+    name: str,
+    head: DraftHead,
+    identity: Mapping[str, Any],
+    training: Mapping[str, Any],
+    results: Mapping[str, Any],
+    licence: str,
+    base_model: str | None,
+) -> str:
+    target = str(identity.get("model"))
+    how = (
+        "from eagle import SpeculativeDecoder\n\n"
+        f'decoder = SpeculativeDecoder.from_pretrained(target="{target}", head="{name}")'
+    )
+    return model_card(
+        Card(
+            version=head.version,
+            format=OWN,
+            weights=sum(parameter.numel() for parameter in head.parameters()),
+            dtype="bfloat16",
+            target=base_model or target,
+            target_identity=identity,
+            target_revision=None,
+            training=training,
+            results=_results_text(results),
+            license=licence,
+            verified=["loaded again after packing: the same weights, bit for bit"],
+            notes=[],
+            serve=how,
+            draft_tokens=head.config.draft_vocab_size,
+            aux_layers=head.aux_layers,
+        )
+    )
+
+
+def _results_text(results: Mapping[str, Any]) -> str | None:
+    taus = _taus(results)
+    if not taus:
+        return None
+    hardware = results.get("hardware", {})
+    lines = ["| setting | tau |", "|---|---|", *(f"| {setting} | {tau:.2f} |" for setting, tau in taus.items()), ""]
+    decode = json.dumps({k: v for k, v in results["recipe"]["decode"].items() if k in ("budget", "top_k", "depth")})
+    return "\n".join(
+        [
+            *lines,
+            f"{results.get('prompts')} prompts of {', '.join(results['recipe']['eval']['prompts'])}, at most "
+            f"{results['recipe']['eval']['max_new_tokens']} tokens each; trees {decode}; {hardware.get('cpu')}, "
+            f"{hardware.get('cores')} cores, GPU: {', '.join(hardware.get('gpus') or ()) or 'none'}; commit "
+            f"{results.get('commit') or 'of an installed package'}. results.json has everything.",
+        ]
+    )
