@@ -15,10 +15,12 @@ RECIPE_COMMANDS = {
     "data report": "How far the answers are from what the target would say; duplicates, cuts, draft vocabulary coverage.",
     "features": "Run the target over the prepared data and store its features.",
     "train": "Train the draft head on the feature store.",
+    "tune": "Find the fastest draft tree for the head on this machine, or none; keep it beside the head.",
     "eval": "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
 }
 _EPILOG = """\
-A recipe is a YAML file with the sections target, data, features, head, train, decode and eval; configs/ holds examples.
+A recipe is a YAML file with the sections target, data, features, head, train, decode, eval
+and tune; configs/ holds examples.
 Every key can be overridden: eagle train RECIPE --train.lr 1e-4 --train.epochs 3
 Every stage resumes what an earlier run left.
 Exit codes: 0 done, 1 eval --check or lint found something, 2 a mistake that is explained, 130 interrupted.
@@ -39,7 +41,7 @@ def _dispatch(arguments: list[str]) -> int:
         _quieten()
         return int(options.action(options) or 0)
     rest = arguments[len(command.split()) :]
-    own = {"--head", "--check"} if command == "eval" else set()
+    own = {"--head", "--check"} if command == "eval" else {"--head"} if command == "tune" else set()
     arguments, overrides = split_overrides(rest, own)
     if "-h" in rest or "--help" in rest:
         from eagle.config import recipe_parser
@@ -154,6 +156,10 @@ def _stage(command: str, head: str | None) -> Callable[[Any], object]:
         from eagle.train.loop import train
 
         return train
+    if command == "tune":
+        from eagle.eval.tune import tune
+
+        return lambda recipe: tune(recipe, head=head)
     from eagle.eval.harness import evaluate
 
     return lambda recipe: evaluate(recipe, head=head)
@@ -170,6 +176,8 @@ def _command_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--measure", action="store_true", help="time the target on a few documents, to estimate the extraction"
         )
+    if command == "tune":
+        parser.add_argument("--head", metavar="PATH", help="tune for this head instead of the recipe's own")
     if command == "eval":
         parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
         instead = parser.add_mutually_exclusive_group()
@@ -203,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     # Recipe commands are dispatched before this parser; they are here for the help and for misspellings.
-    for name in ("run", "data", "features", "train", "eval"):
+    for name in ("run", "data", "features", "train", "tune", "eval"):
         if name == "data":
             data = commands.add_parser("data", help="prepare, regenerate, inspect or report on training conversations")
             actions = data.add_subparsers(metavar="ACTION", required=True)

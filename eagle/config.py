@@ -115,6 +115,9 @@ class HeadConfig:
     null: the published [2, L//2, L-3] of a target of L layers."""
     lm_head_init: Literal["target", "random"] = "target"
     """eagle3: its LM head starts as the target's rows of the draft vocabulary, or random."""
+    fc_init: Literal["least_squares", "random"] = "least_squares"
+    """Where a new head starts. least_squares: fc is solved for, to predict the next feature linearly, and attention and MLP add
+    nothing yet (eagle/train/least_squares.py): seconds that save much of a short run; random: as published."""
     fc_bias: bool = False
     """eagle1: bias of the fusing projection; servers such as vLLM cannot load one."""
     draft_vocab_size: int | None = None
@@ -215,6 +218,25 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """`eagle tune`: the fastest draft tree for the head on this machine, kept beside the head (see decode)."""
+
+    prompts: tuple[str, ...] = ()
+    """Prompts to tune with, as eval.prompts; none: those of the held-out conversations, or, without prepared data, what
+    eval.limit leaves of eval.prompts."""
+    count: int = 24
+    """That many of them: the first half of them chooses, the second confirms."""
+    max_new_tokens: int = 64
+    """Longest answer, in tokens."""
+    sampling: tuple[str, ...] = ("T=0",)
+    """Settings, as eval.sampling; decoding takes the tree of the nearest temperature."""
+    batches: tuple[int, ...] = (1,)
+    """Batch sizes, a tree for each; decoding takes that of the nearest size."""
+    confirm: int = 3
+    """Best forecasts that are decoded with in earnest, beside the published trees, a chain and plain decoding."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One head, end to end. Relative paths are relative to the current directory."""
 
@@ -227,6 +249,7 @@ class Recipe:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    tune: TuneConfig = dataclasses.field(default_factory=TuneConfig)
 
     @property
     def data_dir(self) -> Path:

@@ -1,0 +1,91 @@
+"""Trees that decode the same prompts in earnest, in turn: which one is the fastest is measured, not forecast."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from eagle.decode import SpeculativeDecoder
+from eagle.eval.batch_answer import BatchAnswer, answer_batch
+from eagle.eval.methods import rotated
+from eagle.eval.settings import Setting
+from eagle.eval.statistics import Estimate, paired_ratio
+from eagle.eval.tree_search import NO_DRAFTING
+from eagle.head_drafter import HeadDrafter
+from eagle.progress import ProgressBar
+from eagle.tuned_drafter import shape_of
+from eagle.tuning import TreeSettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One candidate's real decoding of the second half of the prompts."""
+
+    tree: TreeSettings
+    tau: float
+    tokens_per_second: float
+    """All rows together, behind the prefills"""
+    speedup: Estimate
+    """Over plain decoding, per group of rows"""
+
+
+def confirm(
+    decoder: SpeculativeDecoder,
+    drafter: HeadDrafter,
+    prompts: Sequence[list[int]],
+    candidates: Sequence[TreeSettings],
+    *,
+    setting: Setting,
+    batch: int,
+    max_new_tokens: int,
+) -> list[Measured]:
+    """Every candidate decodes the prompts in groups of `batch`, in turn; the first of them must be NO_DRAFTING."""
+    assert candidates[0] == NO_DRAFTING
+    groups = [prompts[start : start + batch] for start in range(0, len(prompts) - batch + 1, batch)]
+    answers: dict[TreeSettings, list[BatchAnswer]] = {tree: [] for tree in candidates}
+    plain = decoder.plain()
+    label = f"confirm {setting.label}{f', batch {batch}' if batch > 1 else ''}"
+    with ProgressBar(label, total=len(groups) * len(answers), unit="answers") as bar:
+        for number in range(-1, len(groups)):  # the first round warms up
+            rows = groups[max(0, number)]
+            for tree in _turn(candidates, max(0, number)):
+                if tree != NO_DRAFTING:
+                    drafter.shape = shape_of(tree)
+                one = plain if tree == NO_DRAFTING else decoder
+                limit = max_new_tokens if number >= 0 else min(8, max_new_tokens)
+                answer = decoded(one, rows, max(0, number) * batch, setting, limit)
+                if number >= 0:
+                    answers[tree].append(answer)
+                    bar.advance(1)
+    base = answers[NO_DRAFTING]
+    return [_measured(tree, found, base) for tree, found in answers.items()]
+
+
+def _turn(candidates: Sequence[TreeSettings], number: int) -> list[TreeSettings]:
+    places = {str(place): tree for place, tree in enumerate(dict.fromkeys(candidates))}
+    return [places[name] for name in rotated(places, number)]
+
+
+def _measured(tree: TreeSettings, found: Sequence[BatchAnswer], base: Sequence[BatchAnswer]) -> Measured:
+    def per_token(one: BatchAnswer) -> float:
+        return one.seconds / max(1, one.new_tokens)
+
+    stats = [row for one in found for row in one.stats]
+    ratio = paired_ratio(
+        [per_token(one) for one in base],
+        [per_token(one) for one in found],
+        totals=[(per_token(one), per_token(two)) for one, two in zip(base, found)],
+    )
+    assert ratio is not None
+    steps = sum(row.verify_steps for row in stats)
+    return Measured(
+        tree=tree,
+        tau=1 + sum(sum(row.accepted) for row in stats) / max(1, steps),
+        tokens_per_second=sum(one.new_tokens for one in found) / sum(one.seconds for one in found),
+        speedup=ratio,
+    )
+
+
+def decoded(
+    decoder: SpeculativeDecoder, prompts: Sequence[list[int]], first: int, setting: Setting, limit: int
+) -> BatchAnswer:
+    seeds = range(first, first + len(prompts))
+    return answer_batch(decoder, prompts, seeds=seeds, setting=setting, max_new_tokens=limit)

@@ -1,0 +1,57 @@
+"""The prompts that `eagle tune` decodes: none of those that are evaluated."""
+
+from collections.abc import Sequence
+
+from eagle.chat import prompt_ids
+from eagle.config import Recipe
+from eagle.data.prepare import load_prepared
+from eagle.errors import EagleError
+from eagle.eval.prompt import Prompt
+from eagle.eval.prompt_set import load_prompts, recipe_prompts, spread
+from eagle.eval.runner import first_turn, fits
+from eagle.target import Target
+
+FEWEST = 2
+
+
+def tuning_prompts(recipe: Recipe, target: Target) -> list[list[int]]:
+    """Token ids of tune.count prompts (or as many as there are): of tune.prompts, else what precedes the answers of the
+    prepared data's held-out documents, else those of eval.prompts that eval.limit leaves out.
+
+    Raises EagleError when there are fewer than two that leave room for an answer.
+    """
+    found = _found(recipe, target)
+    fitting = [ids for ids in found if ids and fits(target, ids, recipe.tune.max_new_tokens)]
+    count = min(recipe.tune.count, len(fitting))
+    chosen = [fitting[place * len(fitting) // count] for place in range(count)] if count else []
+    if len(chosen) < FEWEST:
+        raise EagleError(
+            f"there are {len(chosen)} prompts to tune with (of {len(found)}, the others are too long), expected {FEWEST} or "
+            "more; name some in tune.prompts, such as shipped:mt_bench"
+        )
+    return chosen
+
+
+def _found(recipe: Recipe, target: Target) -> list[list[int]]:
+    def rendered(prompts: Sequence[Prompt]) -> list[list[int]]:
+        return [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts]
+
+    if recipe.tune.prompts:
+        loaded = load_prompts(recipe.tune.prompts, split=recipe.eval.split)
+        return rendered(spread(loaded, min(len(loaded), 4 * recipe.tune.count)))
+    if (recipe.data_dir / "manifest.json").is_file():
+        return _held_out(recipe)
+    evaluated = {prompt.id for prompt in recipe_prompts(recipe.eval)}
+    every = load_prompts(recipe.eval.prompts, tasks=recipe.eval.tasks, split=recipe.eval.split)
+    left = [prompt for prompt in every if prompt.id not in evaluated]
+    return rendered(spread(left, min(len(left), 4 * recipe.tune.count))) if left else []
+
+
+def _held_out(recipe: Recipe) -> list[list[int]]:
+    """What precedes the first answer of every validation document."""
+    data, _ = load_prepared(recipe.data_dir)
+    prompts = []
+    for row in data.filter(lambda split: split == "validation", input_columns="split"):
+        mask = list(row["loss_mask"])
+        prompts.append(list(row["input_ids"])[: mask.index(True)] if True in mask else [])
+    return prompts
