@@ -25,6 +25,7 @@ from eagle.train.draftable import Draftable
 from eagle.train.estimate import require_disk
 from eagle.train.head_call import HeadCall
 from eagle.train.idle import refuse_idle_settings
+from eagle.train.least_squares import start_linear
 from eagle.train.metrics import validate
 from eagle.train.objective import Objective
 from eagle.train.schedule import total_steps
@@ -156,8 +157,15 @@ def _start(
     # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     draft_tokens = DraftTokens(tokens.to(accelerator.device, dtype), vocabulary)
-    if recipe.head.init_from is not None and checkpoint is None:
+    if checkpoint is None and recipe.head.init_from is not None:
         head = _warm_started(recipe, accelerator, source, head, draft_tokens, objective)
+    elif checkpoint is None and recipe.head.fc_init == "least_squares":
+        head.to(accelerator.device)
+        fit = start_linear(head, source, order, tokens=draft_tokens.full, accelerator=accelerator)
+        if accelerator.is_main_process:
+            _say(
+                f"train: fc starts {'random: too few supervised positions to fit it' if fit is None else f'as the {fit}'}"
+            )
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)

@@ -33,7 +33,7 @@ def tiny_recipe(directory: Path, *, init_from: str | None = None, **train: Any) 
         output_dir=str(directory / "run"),
         target=TargetConfig(model=str(directory / "target"), device="cpu"),
         data=DataConfig(),
-        head=HeadConfig(init_from=init_from),
+        head=HeadConfig(init_from=init_from, fc_init="random"),
         train=TrainConfig(**{**SMALL, **train}),
     )
 
