@@ -13,15 +13,8 @@ from eagle.files import atomic_path, write_json
 TEXTS_SHOWN = 2
 """Prompts whose texts the terminal shows."""
 _HEADINGS = (
-    "decoding",
-    "tokens",
-    "TTFT ms",
-    "ms/token",
-    "KV MiB",
-    "NLL/token",
-    "distinct-2",
-    "drafted ms/token",
-    "tau",
+    *("decoding", "tokens", "TTFT\nms", "ms per\ntoken", "KV\nMiB", "NLL per\ntoken", "dis-\ntinct-2"),
+    *("drafted: ms\nper token", "tau"),
 )
 
 
@@ -92,7 +85,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens; medians.",
         "",
     ]
-    lines += ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
+    headings = [heading.replace("-\n", "").replace("\n", " ") for heading in _HEADINGS]
+    lines += ["| " + " | ".join(headings) + " |", "|---" * len(_HEADINGS) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows(result)]
     lines += ["", *(f"- `{name}`: {about}" for name, about in result["about"].items()), "", "## Definitions", ""]
     lines += [f"- **{name}**: {text}" for name, text in result["definitions"].items()]

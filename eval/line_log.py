@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from eagle.files import atomic_path
+from eagle.progress import console
 
 Record = dict[str, Any]
 
@@ -15,7 +16,7 @@ Record = dict[str, Any]
 class LineLog:
     """`with LineLog(path, identity) as log`: `log.records` are those of an earlier run of the same identity, by their "key".
 
-    A log of another identity is started afresh; a half-written last line (a kill) is cut off.
+    A log of another identity is started afresh, which is said; a half-written last line (a kill) is cut off.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
@@ -28,6 +29,10 @@ class LineLog:
         lines = _whole_lines(self.path)
         if lines and lines[0] == self._header:
             self.records = {record["key"]: record for record in lines[1:]}
+        elif lines:
+            console.print(
+                f"eval: {self.path} was of {_what_differs(lines[0], self._header)}; starting afresh", markup=False
+            )
         kept = [self._header, *self.records.values()]
         with atomic_path(self.path) as temporary:
             temporary.write_text(
@@ -49,6 +54,18 @@ class LineLog:
         self._file.write(json.dumps(self.records[key], ensure_ascii=False) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _what_differs(found: Record, wanted: Record) -> str:
+    """Names what is not the same, as far down as it is named."""
+    theirs, ours, path = found.get("identity"), wanted["identity"], ""
+    while isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        if not keys:
+            break
+        path += f".{keys[0]}" if path else keys[0]
+        theirs, ours = theirs.get(keys[0]), ours.get(keys[0])
+    return f"another measurement ({path} was {theirs!r}, is {ours!r})"
 
 
 def _whole_lines(path: Path) -> list[Record]:

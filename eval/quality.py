@@ -140,7 +140,7 @@ def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
 
 
 def _described(rule: Any) -> str:
-    options = ", ".join(f"{key} {value:g}" for key, value in sorted(vars(rule).items()))
+    options = ", ".join(f"{key} {value:g}" for key, value in sorted(vars(rule).items()) if key != "noise")
     return f"{'lossless' if rule.lossless else 'lossy'}{f': {options}' if options else ''}"
 
 

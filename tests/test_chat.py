@@ -92,6 +92,7 @@ def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
         "hello",
         "/reset",
         "/preset code",
+        "/set max_new_tokens 9",
         "hello",
     ]
     saved = tmp_path / "chat.json"
