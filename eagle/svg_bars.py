@@ -76,9 +76,13 @@ class Stack:
 
 def stacked(rows: Sequence[Stack], *, kinds: Sequence[str], styles: Sequence[int], x: Axis) -> str:
     """Horizontal stacked bars, one below its name each; the parts are of the `kinds`, in the `styles`."""
-    legend, y = legend_rows([(kind, style, False, True) for kind, style in zip(kinds, styles)], y=14)
-    right, y = WIDTH - RIGHT - 62, y + 4
-    parts, top = [legend], y
+    parts, x_at = [], 6.0
+    for kind, style in zip(kinds, styles):
+        parts.append(styled([f'<rect class="bar" x="{x_at:.1f}" y="4" width="14" height="12"/>'], style))
+        parts.append(text(x_at + 19, 14, kind))
+        x_at += 36 + CHARACTER * len(kind)
+    right, y = WIDTH - RIGHT - 62, 30.0
+    top = y
     height = top + 42 * len(rows) + 4
     for tick in x.ticks:
         place = 6 + x.share(tick) * (right - 6)

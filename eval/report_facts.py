@@ -61,6 +61,12 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("commit", str(result["commit"] or "(installed package)")),
         ("measured", str(result["created"])),
     ]
+    for suite in result.get("suites") or []:
+        tasks = ", ".join(f"{task} {count}" for task, count in suite["tasks"].items())
+        note = f". {suite['note']}" if suite["note"] else ""
+        found.append((f"suite {suite['title'] or suite['source']}", f"prompts by task: {tasks}{note}"))
+    if (result.get("processes") or {}).get("note"):
+        found.append(("processes", result["processes"]["note"]))
     memory = (result.get("peak_memory") or {}).get("rss_bytes")
     if memory:
         found.append(("peak resident memory", f"{memory / 2**20:,.0f} MiB"))
