@@ -44,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
     parser.add_argument("--push-to-hub", metavar="REPO", help="then upload OUT to this hub repository (owner/name)")
     parser.add_argument("--private", action="store_true", help="create that repository as a private one")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+
+
+_EPILOG = """\
+reference    SafeAILab/EAGLE: EAGLE-1/2 and EAGLE-3
+vllm         EAGLE-1/2 and EAGLE-3
+sglang       EAGLE-1/2 (with a token map for a reduced draft vocabulary) and EAGLE-3
+speculators  EAGLE-3, the target's embeddings included; vLLM serves it
+trtllm       EAGLE-3, with TensorRT-LLM's options in trtllm.yaml
+A head that the runtime would compute otherwise is refused, with the reason. OUT gets a README.md (model card), and the
+files are read back and compared before they are put there. Example:
+  eagle export runs/mine/head out --to vllm --target Qwen/Qwen3-8B --license apache-2.0
+"""
 
 
 def export(options: argparse.Namespace) -> None:
@@ -103,7 +117,6 @@ def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any =
 
     client: a huggingface_hub.HfApi, or what looks like one. Raises EagleError when the hub cannot be reached or refuses.
     """
-    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -113,7 +126,11 @@ def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any =
         api.upload_folder(
             folder_path=str(folder), repo_id=repo, commit_message="Draft head, exported by eagle-draft-toolkit"
         )
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+    except Exception as error:
+        # The hub's client passes on errors of whichever HTTP library its version is built on.
+        known = isinstance(error, (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError))
+        if not known and type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "requests"):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EagleError(
             f"{repo} could not be uploaded to ({reason}); the files are complete in {folder}: check the connection, "

@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _EPILOG = """\
 Formats: reference (EAGLE-1, 2 and 3), specforge, speculators, angelslim, modelopt, and the folders that eagle export
 writes (vllm, sglang, trtllm). Weights: safetensors or pytorch_model.bin (read without running code), also sharded.
+Example:
+  eagle import yuhuili/EAGLE3-LLaMA3.1-Instruct-8B heads/llama --target meta-llama/Llama-3.1-8B-Instruct
 """
 
 

@@ -97,7 +97,16 @@ def test_a_head_with_all_that_a_runtime_takes_comes_back(
             "original_max_position_embeddings": 64,
         }  # fmt: skip
     head = make_head(version, target, draft=D, **config)
-    _, state = exported(head, to, target, tmp_path)
+    values, state = exported(head, to, target, tmp_path)
+    layer = values.get("transformer_layer_config", values)
+    assert layer["attention_bias"] == (limits.attention_bias == "qkvo")
+    assert layer.get("qkv_bias", False) == (limits.attention_bias == "qkv")
+    assert layer["mlp_bias"] == limits.mlp_bias
+    assert values.get("bias") == (True if limits.fc_bias == "optional" else None)
+    rope = head.config.rope_parameters
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    assert (layer["rope_theta"], layer["rope_parameters"]) == (rope["rope_theta"], rope)
+    assert layer["rope_scaling"] == (None if rope["rope_type"] == "default" else {**scaling, "type": rope["rope_type"]})
     read = read_head(tmp_path, target=target).head
     found = difference(head, read, target.tokens)
     assert (found.weights, found.logits) == (0, 0)

@@ -1,0 +1,205 @@
+"""`eagle export` as a user meets it: the folder, the card, the command, the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from eagle import export_cli
+from eagle.checkpoint import head_hash, load_head, save_head
+from eagle.cli import main
+from eagle.errors import EagleError
+from eagle.eval.answers import FORMAT
+from eagle.export_cli import push_to_hub
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from tests.tiny import save_tiny_target
+
+TRAINING = {
+    "step": 7,
+    "metrics": {"val_tau": 1.234567},
+    "recipe": {
+        "target": {"model": "x", "revision": "abc123"},
+        "data": {"sources": ["/home/somebody/chats.jsonl", "owner/data", "shipped:mt_bench"], "max_len": 512},
+        "train": {"epochs": 2, "lr": 0.001},
+        "head": {"version": "eagle1", "draft_vocab_size": None},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def head(target: Path, tmp_path: Path) -> Path:
+    model = Target.from_pretrained(str(target), device="cpu")
+    torch.manual_seed(0)
+    made = EagleHead(EagleHeadConfig.for_target(model.config, target_identity=model.identity()))
+    save_head(made, tmp_path / "run" / "head", extra=TRAINING)
+    return tmp_path / "run" / "head"
+
+
+def write_results(folder: Path, sha256: str) -> None:
+    overall = {
+        "tokens_per_second": 12.5, "ms_per_token": 80.0, "first_token_ms": 9.0, "tau": 2.5, "exact": None, "check": "none",
+        "speedup_hf": None, "speedup_plain": None,
+    }  # fmt: skip
+    result = {
+        "format": FORMAT,
+        "head": {"path": "x", "sha256": sha256},
+        "settings": {"T=0": {"requests": 3, "methods": {"eagle2": {"overall": overall}}}},
+        "prompts": 3,
+        "recipe": {"eval": {"max_new_tokens": 64}},
+        "target_dtype": "float32",
+        "hardware": {"cpu": "Some CPU", "cores": 2, "gpus": [], "system": "Linux x86_64"},
+        "versions": {"torch": "2.13"},
+        "created": "2026-01-01",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(result))
+
+
+def test_the_card_tells_data_recipe_results_target_and_checks(
+    head: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path / "run" / "eval", head_hash(head))
+    out = tmp_path / "out"
+    command = ["export", str(head), str(out), "--to", "vllm", "--name", "owner/model", "--license", "apache-2.0"]
+    assert main(command) == 0  # the target is the one recorded in the head
+    printed = capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["license"], front["base_model"], front["datasets"]) == ("apache-2.0", "owner/model", ["owner/data"])
+    assert {"speculative-decoding", "eagle", "vllm"} <= set(front["tags"])
+    identity = Target.from_pretrained(str(target), device="cpu").identity()
+    serve = f'vllm serve owner/model --speculative-config \'{{"method": "eagle", "model": "{out}", '
+    for told in (
+        serve,
+        "sources: chats.jsonl, owner/data, shipped:mt_bench",
+        "revision: abc123",
+        str(identity["weights_sha256"]),
+        "- lr: 0.001",
+        "val_tau: 1.235",
+        "| EAGLE-2 tree | 12.5 | 80.0 | 9 ms | 2.50 |",
+        "Measured on Some CPU, 2 cores, no GPU",
+        "largest weight difference 0, largest logit difference 0 ",
+        "rounding to bfloat16: largest weight difference",
+        "not run in vLLM itself",
+    ):
+        assert told in card
+    assert "/home/somebody" not in card
+    assert serve in printed
+    assert load_head(out).version == "eagle1"
+    assert main(command) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+
+
+def test_results_of_another_head_do_not_get_into_the_card(
+    head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path / "run" / "eval", "0" * 64)
+    command = ["export", str(head), str(tmp_path / "out"), "--to", "sglang"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "is of another head: left out of the card" in printed
+    assert "names no licence" in printed
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "None were recorded" in card
+    assert yaml.safe_load(card.split("---\n")[1])["license"] == "other"
+    assert main([*command, "--overwrite", "--results", str(tmp_path / "run" / "eval" / "results.json")]) == 2
+    assert "results of another head" in capsys.readouterr().err
+
+
+def test_an_export_that_reads_back_differently_leaves_nothing(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from eagle.formats import write
+
+    tensors = write._tensors
+
+    def spoilt(*args: Any) -> dict[str, torch.Tensor]:
+        found = tensors(*args)
+        found["fc.weight"] = found["fc.weight"] + 1
+        return found
+
+    monkeypatch.setattr(write, "_tensors", spoilt)
+    assert main(["export", str(head), str(tmp_path / "out"), "--to", "vllm"]) == 2
+    assert "read back differently (weights by 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Hub:
+    """What HfApi does, written down."""
+
+    def __init__(self, error: Exception | None = None):
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.error = error
+
+    def create_repo(self, repo: str, **options: Any) -> str:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("create", {"repo": repo, **options}))
+        return f"https://hub/{repo}"
+
+    def upload_folder(self, **options: Any) -> None:
+        files = sorted(file.name for file in Path(options["folder_path"]).iterdir())
+        self.calls.append(("upload", {"repo": options["repo_id"], "files": files}))
+
+
+def test_a_folder_is_uploaded_whole(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    hub = Hub()
+    assert push_to_hub(tmp_path, "owner/head", private=True, client=hub) == "https://hub/owner/head"
+    assert hub.calls == [
+        ("create", {"repo": "owner/head", "private": True, "exist_ok": True}),
+        ("upload", {"repo": "owner/head", "files": ["config.json"]}),
+    ]
+
+
+class ConnectError(Exception):
+    """As the hub's HTTP library raises it: no relation of OSError."""
+
+    __module__ = "httpx2"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OfflineModeIsEnabled("offline mode is enabled"), OSError("no route\nsecond line"), ConnectError("no route")],
+)
+def test_without_the_hub_one_message_says_what_to_do(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(
+        EagleError, match=r"owner/head could not be uploaded to \((offline|no route).*hf upload"
+    ) as caught:
+        push_to_hub(tmp_path, "owner/head", client=Hub(error))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_defect_of_ours_is_not_taken_for_the_hubs(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        push_to_hub(tmp_path, "owner/head", client=Hub(TypeError("a defect")))
+
+
+def test_the_command_uploads_and_serves_from_the_repository(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uploaded: list[tuple[Path, str, bool]] = []
+
+    def push(folder: Path, repo: str, *, private: bool) -> str:
+        uploaded.append((folder, repo, private))
+        return "https://hub"
+
+    monkeypatch.setattr(export_cli, "push_to_hub", push)
+    out = tmp_path / "out"
+    assert main(["export", str(head), str(out), "--to", "vllm", "--push-to-hub", "owner/head"]) == 0
+    assert uploaded == [(out, "owner/head", False)]
+    printed = capsys.readouterr().out
+    assert '"model": "owner/head"' in printed
+    assert "uploaded to https://hub" in printed
+    assert main(["export", str(head), str(out), "--to", "vllm", "--private", "--overwrite"]) == 2
+    assert "--private does nothing" in capsys.readouterr().err
