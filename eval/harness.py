@@ -6,6 +6,7 @@ Hugging Face `generate` and this package's own loop without drafting. Several pr
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections import Counter
@@ -36,9 +37,11 @@ from eagle.eval.runner import Runner
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
+from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
 from eagle.train.tau_plot import read_taus
+from eagle.tuning import tuned_for
 
 
 def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
@@ -136,6 +139,7 @@ def _measure(
         "processes": shared_by(requests, processes),
         "throughput": throughput,
         "ledger": ledger_of(recipe, target, methods, settings, requests, prompts, throughput),
+        "tune": tuned_entry(head, target),
         "trees": record_trees(
             methods, settings, prompts, max_new_tokens=recipe.eval.max_new_tokens, seed=recipe.eval.seed
         ),
@@ -200,6 +204,12 @@ def _highest(loading: Mapping[str, int], requests: Sequence[Request], device: to
 
 def _say(text: str) -> None:
     console.print(f"eval: {text}", markup=False, soft_wrap=True)
+
+
+def tuned_entry(head: DraftHead, target: Target) -> dict[str, Any] | None:
+    """What eagle tune left beside the head for this machine; None where there is nothing."""
+    found = tuned_for(head.folder, device=target.device, engine=target.engine, dtype=target.dtype)
+    return None if found is None else dataclasses.asdict(found)
 
 
 def _training(recipe: Recipe, head: str | Path) -> dict[str, Any] | None:

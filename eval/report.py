@@ -20,11 +20,12 @@ from rich.console import Console
 from eagle.eval.compare import comparison, differences
 from eagle.eval.report_facts import exact_rows, facts, tiles
 from eagle.eval.report_ledger import ledgers
-from eagle.eval.report_more_plots import batch_plots, training_plot, tree_calibration
+from eagle.eval.report_more_plots import batch_plots, training_plot
 from eagle.eval.report_parts import Plot
 from eagle.eval.report_plots import setting_plots
 from eagle.eval.report_tables import category_table, divergence_table, method_table, record_table
 from eagle.eval.report_tree import answer_markup, origin_counts, tree_picture
+from eagle.eval.report_tune import calibration, tune_table
 from eagle.eval.results import RESULTS, footnotes, headline, label_of, load_results, notes, rich_table, write_summary
 from eagle.eval.verdict import verdict
 from eagle.files import atomic_path, write_json
@@ -72,7 +73,8 @@ def render(result: Mapping[str, Any]) -> str:
         ledgers=ledgers(result),
         training=training_plot(result),
         trees=[_tree(entry, number) for number, entry in enumerate(result.get("trees") or [])],
-        calibration=tree_calibration(result),
+        calibration=calibration(result),
+        tune=tune_table(result),
         exact=exact_rows(result),
         divergences=divergence_table(result),
         footnotes=footnotes(result),

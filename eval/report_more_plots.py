@@ -79,47 +79,52 @@ def _batch_plot(entry: Mapping[str, Any], *, key: str) -> Plot:
 
 
 def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str) -> Plot | None:
-    """bins: low, high, nodes, confidence, accepted. source: whose nodes they are, for the definition."""
+    """bins: confidence (mean), nodes, accepted (share), and calibrated where there is a fit. source: whose nodes they are."""
     if not bins:
         return None
     ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
-    diagonal = Series(name="perfectly calibrated", style=5, points=(Point(x=0, y=0), Point(x=1, y=1)), markers=False)
-    measured = Series(
-        name="measured",
-        style=0,
-        points=tuple(_share_point(one) for one in bins),
-        notes=tuple(
-            f"confidence {one['confidence']:.2f}: {one['accepted']:.2f} of {one['nodes']} nodes accepted"
-            for one in bins
+    fitted = all("calibrated" in one for one in bins)
+    series = [
+        Series(name="perfectly calibrated", style=5, points=(Point(x=0, y=0), Point(x=1, y=1)), markers=False),
+        Series(
+            name="measured",
+            style=0,
+            points=tuple(_share_point(one) for one in bins),
+            line=not fitted,
+            notes=tuple(
+                f"confidence {one['confidence']:.2f}: {one['accepted']:.2f} of {one['nodes']} nodes accepted"
+                for one in bins
+            ),
         ),
-    )
+    ]
+    if fitted:
+        fit = tuple(Point(x=one["confidence"], y=one["calibrated"]) for one in bins)
+        series.append(Series(name="calibrated", style=1, points=fit, markers=False))
     nodes = sum(one["nodes"] for one in bins)
     mean = sum(one["nodes"] * one["confidence"] for one in bins) / nodes
     share = sum(one["nodes"] * one["accepted"] for one in bins) / nodes
-    lean = "more" if mean > share else "less"
+    lean = "surer than it is right" if mean > share else "less sure than it is right"
     return Plot(
         key=key,
         title="Is the draft's confidence right?",
-        definition="Drafted nodes by path confidence (the product of the draft's probabilities along the "
-        "path): the share of them that "
-        f"verification accepted. Lines: Wilson 95% intervals. Below the diagonal the head is too sure of itself. {source}",
+        definition="Drafted nodes by path confidence (the product of the draft's probabilities along the path): the share of "
+        "them that verification accepted. Lines: Wilson 95% intervals. Below the diagonal the head is too sure of itself. "
+        f"{source}",
         drawing=line_plot(
-            [diagonal, measured],
+            series,
             x=Axis(label="path confidence of the draft", low=0, high=1, ticks=ticks, digits=2),
             y=Axis(label="share of nodes accepted", low=0, high=1, ticks=ticks, digits=2),
         ),
-        alt=f"{nodes} drafted nodes, mean confidence {mean:.2f}, {share:.2f} of them accepted: the head is "
-        f"{lean} sure than it is right.",
+        alt=f"{nodes:,} drafted nodes, mean confidence {mean:.2f}, {share:.2f} of them accepted: the head is {lean}.",
         table=Table(
             caption="Acceptance by confidence",
-            headings=("confidence from", "to", "nodes", "mean confidence", "share accepted"),
+            headings=("mean confidence", "nodes", "share accepted", *(("calibrated",) if fitted else ())),
             rows=tuple(
                 (
-                    f"{one['low']:.2f}",
-                    f"{one['high']:.2f}",
-                    str(one["nodes"]),
                     f"{one['confidence']:.3f}",
+                    f"{one['nodes']:,}",
                     f"{one['accepted']:.3f}",
+                    *((f"{one['calibrated']:.3f}",) if fitted else ()),
                 )
                 for one in bins
             ),

@@ -51,6 +51,7 @@ def full_result(**changes: Any) -> dict[str, Any]:
         "throughput": [curve()],
         "ledger": {"settings": [ledger_entry()], "definitions": {"predicted": "what is predicted"}},
         "trees": [recorded()],
+        "tune": tuned(),
         **summarise(requests(), CHECKS),  # type: ignore[arg-type]
     }
     return {key: value for key, value in {**result, **changes}.items() if value is not None}
@@ -230,4 +231,31 @@ def recorded() -> dict[str, Any]:
             {"low": 0.1, "high": 0.2, "nodes": 1, "confidence": 0.1, "accepted": 0.0},
             {"low": 0.6, "high": 0.7, "nodes": 4, "confidence": 0.6, "accepted": 0.75},
         ],
+    }
+
+
+def tuned() -> dict[str, Any]:
+    def tree(name: str, tau: float, rate: float, ratio: tuple[float, float, float], **more: Any) -> dict[str, Any]:
+        median, low, high = ratio
+        speedup = {"median": median, "low": low, "high": high, "pooled": median, "samples": 8}
+        return {"tree": {}, "name": name, "tau": tau, "tokens_per_second": rate, "speedup": speedup, **more}
+
+    candidates = [
+        tree("no drafting", 1.0, 30.0, (1.0, 1.0, 1.0), forecast={"speedup": 1.0}, chosen=False),
+        tree("8 nodes", 1.58, 33.0, (1.1, 1.02, 1.15), forecast=None, chosen=True),
+    ]
+    calibration = {
+        "confidence": [0.05, 0.6],
+        "accepted": [0.04, 0.7],
+        "calibrated": [0.04, 0.7],
+        "nodes": [900, 100],
+        "error": 0.02,
+    }
+    batches = [{"setting": "T=0", "batch": 1, "candidates": candidates, "calibration": calibration}]
+    return {
+        "hardware": "A CPU, 2 threads",
+        "engine": "eager",
+        "dtype": "float32",
+        "choices": [],
+        "measured": {"batches": batches},
     }

@@ -101,7 +101,7 @@ def test_tables_have_captions_and_headed_rows_and_columns(page: Element) -> None
 
 @pytest.mark.parametrize(
     ("field", "section"),
-    [("record", "record"), ("throughput", "throughput"), ("ledger", "ledger"), ("trees", "trees")],
+    [("record", "record"), ("throughput", "throughput"), ("ledger", "ledger"), ("trees", "trees"), ("tune", "tune")],
 )
 def test_a_section_is_there_when_its_data_is(page: Element, result: dict[str, Any], field: str, section: str) -> None:
     assert page.by_id(section) is not None
@@ -117,7 +117,7 @@ def test_the_heads_section_shows_what_there_is_of_training_and_calibration(
 ) -> None:
     assert page.by_id("training-tau") is not None
     assert page.by_id("calibration") is not None
-    bare = {key: value for key, value in result.items() if key != "trees"} | {"training": None}
+    bare = {key: value for key, value in result.items() if key not in ("trees", "tune")} | {"training": None}
     assert read_page(render(bare)).by_id("head") is None
     assert read_page(render({**bare, "training": result["training"]})).by_id("calibration") is None
 
@@ -184,7 +184,6 @@ def test_the_numbers_are_those_of_results_json(page: Element, result: dict[str, 
     assert batches[1] == ["2", "40.0", "42.0", "1.58", "1.06x [1.00, 1.11]", "1.05x", "yes"]
     assert batches[3][4:] == ["-", "-", "3 DIFFERENT"]
     assert table_of(page, "Tau by optimiser step") == [["100", "1.210", "-"], ["200", "1.430", "1.520"]]
-    assert table_of(page, "Acceptance by confidence")[1] == ["0.60", "0.70", "4", "0.600", "0.750"]
     record = {
         row[0]: row
         for row in table_of(page, next(c.text for c in page.all("caption") if c.text.startswith("Record table")))
@@ -195,6 +194,20 @@ def test_the_numbers_are_those_of_results_json(page: Element, result: dict[str, 
         f"{noted['inter_token_ms']:.1f}",
     ]
     assert record["EAGLE-2 tree, T=0"][5] == "512"
+
+
+def test_the_tuners_trees_and_its_calibration_are_shown(page: Element, result: dict[str, Any]) -> None:
+    sizes = "Trees tried on A CPU, 2 threads, engine eager, float32"
+    assert table_of(page, sizes) == [
+        ["no drafting", "T=0", "1", "1.00", "30.0", "1.00x", "1.00x [1.00, 1.00]", ""],
+        ["8 nodes", "T=0", "1", "1.58", "33.0", "-", "1.10x [1.02, 1.15]", "kept"],
+    ]
+    assert table_of(page, "Acceptance by confidence") == [
+        ["0.050", "900", "0.040", "0.040"],
+        ["0.600", "100", "0.700", "0.700"],
+    ]
+    untuned = read_page(render({key: value for key, value in result.items() if key != "tune"}))
+    assert table_of(untuned, "Acceptance by confidence")[1] == ["0.600", "4", "0.750"], "of the recorded answer, then"
 
 
 def test_the_ledger_says_what_was_predicted_measured_and_diagnosed(page: Element, result: dict[str, Any]) -> None:
