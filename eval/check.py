@@ -55,6 +55,7 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
         raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
     result: dict[str, Any] = {
         "identity": identity,
+        "dtype": str(target.dtype).removeprefix("torch."),
         "skipped": skipped,
         "settings": {one.label: _summary([r for r in requests if r.setting == one.label]) for one in settings},
         "hardware": hardware(),
@@ -76,7 +77,7 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
     if not isinstance(rule, Coupled):
         raise EagleError(
             f'the rule "{rule.name}" does not promise plain decoding\'s tokens; take decode.rule coupled, or check the '
-            "distribution: python -m eagle.eval.chi_square"
+            "distribution: --check distribution"
         )
     if recipe.decode.drafter == "none":
         raise EagleError('decode.drafter is "none": plain decoding would be compared with itself; name a drafter')
@@ -165,6 +166,16 @@ def _print(result: Mapping[str, Any]) -> None:
         cells = [f"{body[key]:,}" for key in ("answers", "tokens", "equal", "ties", "different")]
         table.add_row(label, *cells, f"{body['tau']:.2f}")
     out.print(table)
+    if result["dtype"] != "float32":
+        margins = [found["margin"] for body in result["settings"].values() for found in body["divergences"]]
+        seen = f"; top-2 margins at the first divergences: {min(margins):.2g} to {max(margins):.2g}" if margins else ""
+        out.print(
+            f"{result['dtype']}: an answer may leave plain at a tie, where the two best scores are closer than two spacings of "
+            f"numbers of the top logit's size (2 * eps * |logit|, over the temperature): matrix products of other shapes round "
+            f"differently there{seen}",
+            markup=False,
+            soft_wrap=True,
+        )
     for label, body in result["settings"].items():
         for found in body["divergences"]:
             kind = "tie" if found["tie"] else "DIFFERENT"

@@ -79,3 +79,43 @@ def test_a_killed_check_continues_behind_the_last_finished_batch(
 def test_a_rule_without_that_promise_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(EagleError, match=r"rejection.*does not promise"):
         check.check_exact(read_recipe(tmp_path / "recipe.yaml", ["--decode.rule", "rejection"]))
+
+
+def test_in_half_precision_a_divergence_is_judged_by_the_spacing_of_its_logits(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = read_recipe(
+        tmp_path / "recipe.yaml", ["--target.dtype", "bfloat16", '--eval.sampling=["T=0", "T=1 top_p=0.9"]']
+    )
+    assert check.check_exact(half)
+    honest, shown = check.divergence, []
+
+    def other_token(target: Target, **rest: object) -> dict[str, object] | None:
+        """As if one answer had taken the second best token somewhere."""
+        ids, reference = list(rest["prompt_ids"]), list(rest["reference"])
+        logits_TV = target.logits(
+            target.features(torch.tensor([[*ids, *reference[:-1]]]))[0][0, len(ids) - 1 :]
+        ).float()
+        top = logits_TV.topk(2)
+        margins = (top.values[:, 0] - top.values[:, 1]).tolist()
+        place = (
+            max(range(len(margins)), key=lambda i: margins[i])
+            if shown
+            else min(range(len(margins)), key=lambda i: margins[i])
+        )
+        shown.append(margins[place])
+        (other,) = [token for token in top.indices[place].tolist() if token != reference[place]]
+        return honest(target, **{**rest, "tokens": [*reference[:place], other, *reference[place + 1 :]]})
+
+    monkeypatch.setattr(check, "divergence", other_token)
+    told = read_recipe(tmp_path / "recipe.yaml", ["--target.dtype", "bfloat16", f"--output_dir={tmp_path / 'told'}"])
+    assert not check.check_exact(told, recipe.head_dir)
+    body = json.loads((told.eval_dir / "exactness.json").read_text())
+    assert body["dtype"] == "bfloat16"
+    found = body["settings"]["T=0"]["divergences"]
+    assert [one["margin"] for one in found] == pytest.approx(shown)
+    assert [one["tie"] for one in found] == [one["margin"] < one["tie_below"] for one in found]
+    assert not found[-1]["tie"], "the largest margin of an answer is no tie"
+    assert all(one["tie_below"] >= 2 * torch.finfo(torch.bfloat16).eps for one in found)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "bfloat16: an answer may leave plain at a tie" in printed
