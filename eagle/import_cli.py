@@ -84,6 +84,9 @@ def write_imported(
             _check_lm_head(read.carried["lm_head.weight"], target)
         for name in read.carried:
             say(f"  {name} equals the target's: left out")
+        if head.config.target_identity is None:  # the name and shapes; that the weights are those nobody can tell
+            fields = ("architecture", "hidden_size", "num_layers", "vocab_size")
+            head.config.target_identity = {"model": target.name} | {key: getattr(target, key) for key in fields}
         layers = f", aux layers c = {list(head.aux_layers)} of {target.num_layers}" if version == "eagle3" else ""
         say(f"fits target {target.name}: width {target.hidden_size}, {target.vocab_size} tokens{layers}")
     else:

@@ -194,7 +194,11 @@ def test_the_command_writes_a_folder_of_ours(target: Path, tmp_path: Path, capsy
     head = load_head(tmp_path / "out")
     assert isinstance(head, Eagle3Head)
     assert head.config.norm_before_residual
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "eagle3_head"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "eagle3_head"
+    assert (config["target_identity"]["model"], config["target_identity"]["num_layers"]) == (str(target), 8)
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "again"), "--to", "vllm"]) == 0
+    capsys.readouterr()
     assert main(["import", str(source), str(tmp_path / "out"), "--target", str(target)]) == 2
     assert "add --overwrite" in capsys.readouterr().err
 
