@@ -40,7 +40,7 @@ def check_world(accelerator: Accelerator) -> None:
     if launched != accelerator.num_processes:
         raise EagleError(
             f"{launched} processes were launched, but accelerate runs {accelerator.num_processes}, as if alone, because this "
-            "machine has no GPU; set the environment variable ACCELERATE_USE_CPU=true to train on CPUs"
+            "machine has no GPU; set the environment variable ACCELERATE_USE_CPU=true to work on CPUs"
         )
 
 

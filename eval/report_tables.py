@@ -3,8 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from eagle.eval.report_parts import Table, number
-from eagle.eval.results import CATEGORY_HEADINGS, HEADINGS, category_rows, label_of, main_method, method_rows
+from eagle.eval.report_parts import Table
+from eagle.eval.results import (
+    CATEGORY_HEADINGS,
+    HEADINGS,
+    RECORD_HEADINGS,
+    category_rows,
+    label_of,
+    main_method,
+    method_rows,
+    record_rows,
+)
 
 Result = Mapping[str, Any]
 
@@ -35,28 +44,10 @@ def record_table(result: Result) -> Table | None:
     record = result.get("record")
     if not record:
         return None
-    rows = []
-    for setting, methods in record.items():
-        for name, row in methods.items():
-            base = row["baseline_inter_token_ms"]
-            memory = row["peak_memory"]
-            cuda, rss = memory.get("cuda_bytes"), memory.get("rss_bytes")
-            rows.append(
-                (
-                    f"{label_of(name)}, {setting}",
-                    number(base.get("hf"), 1),
-                    number(base.get("plain"), 1),
-                    number(row["inter_token_ms"], 1),
-                    "-" if row["device_use"] is None else f"{100 * row['device_use']:.0f}%",
-                    "-" if (cuda or rss) is None else f"{(cuda or rss) / 2**20:,.0f}",
-                    number(row["tau"]),
-                    " ".join(f"{rate:.2f}" for rate in row["acceptance"]) or "-",
-                )
-            )
     return Table(
         caption="Record table: inter-token latency (p50) in milliseconds, device use, peak memory, acceptance",
-        headings=("method", "HF ms", "plain ms", "its own ms", "device use", "peak MiB", "tau", "acceptance by depth"),
-        rows=tuple(rows),
+        headings=RECORD_HEADINGS,
+        rows=tuple(tuple(row) for row in record_rows(record)),
     )
 
 

@@ -33,6 +33,7 @@ SMALL_HEAD_NOTE = (
     'saw tens of millions of tokens and reach 4 to 6: see "How much data a head needs" in the README.'
 )
 HEADINGS = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
+RECORD_HEADINGS = ("method", "HF ms", "plain ms", "its own ms", "device use", "peak MiB", "tau", "acceptance by depth")
 CATEGORY_HEADINGS = ("category", "requests", "tau", "tok/s", "over HF", "over plain", "exact")
 
 
@@ -91,7 +92,11 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
         lines += [f"### {label_of(method)}, by category", ""]
         lines += [*_markdown_table(CATEGORY_HEADINGS, category_rows(body, method)), ""]
         lines += [*(f"- {line}" for line in notes(body)), ""]
-    lines += [*(f"- {line}" for line in footnotes(result)), "", "## Measured on", ""]
+    lines += [*(f"- {line}" for line in footnotes(result)), ""]
+    if result.get("record"):
+        lines += ["## Record table", "", "Inter-token latency: p50, in milliseconds.", ""]
+        lines += [*_markdown_table(RECORD_HEADINGS, record_rows(result["record"])), ""]
+    lines += ["## Measured on", ""]
     hardware, target, head = result["hardware"], result["target"], result["head"]
     gpus = ", ".join(hardware["gpus"]) or "none"
     lines += [
@@ -157,6 +162,28 @@ def category_rows(body: Mapping[str, Any], method: str) -> list[list[str]]:
     return rows
 
 
+def record_rows(record: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """What an experiment notes: latency of the baselines and of the method, device use, memory, acceptance."""
+    rows = []
+    for setting, methods in record.items():
+        for name, row in methods.items():
+            base, memory = row["baseline_inter_token_ms"], row["peak_memory"]
+            peak = memory["cuda_bytes"] or memory["rss_bytes"]
+            rows.append(
+                [
+                    f"{label_of(name)}, {setting}",
+                    number(base.get("hf"), 1),
+                    number(base.get("plain"), 1),
+                    number(row["inter_token_ms"], 1),
+                    "-" if row["device_use"] is None else f"{100 * row['device_use']:.0f}%",
+                    "-" if peak is None else f"{peak / 2**20:,.0f}",
+                    number(row["tau"], 2),
+                    _rates(row["acceptance"]) or "-",
+                ]
+            )
+    return rows
+
+
 def notes(body: Mapping[str, Any]) -> list[str]:
     """A setting's errors, acceptance, time split and divergences, a line each."""
     lines = [f"ERROR: {error}" for error in body["errors"]]
@@ -200,6 +227,10 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
         f"passed over: {skipped['prompt']}, turn {skipped['turn']}, {skipped['setting']} ({skipped['reason']})"
         for skipped in result["skipped"]
     ]
+    lines += [f"{one['title']}: {one['note']}" for one in result.get("suites", []) if one["note"]]
+    lines += [f"{curve['setting']}, rows together: {curve['verdict']}" for curve in result.get("throughput", [])]
+    if result.get("processes", {}).get("note"):
+        lines.append(f"{result['processes']['processes']} processes: {result['processes']['note']}")
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "

@@ -12,6 +12,7 @@ from eagle.config import read_recipe
 from eagle.eval.answers import FORMAT
 from eagle.eval.figures import DEFINITIONS, Figures
 from eagle.eval.harness import evaluate
+from eagle.eval.results import footnotes
 from eagle.target import Target
 from tests.eval.json_schema import problems, results_schema
 from tests.eval.test_harness import random_head
@@ -129,3 +130,20 @@ def test_spec_bench_answer_files_of_every_method_lie_beside_it(folder: Path) -> 
                 (choice,) = line["choices"]
                 assert len(choice["turns"]) == len(choice["new_tokens"]) == len(choice["wall_time"]) == 2
                 assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+
+
+def test_the_summary_has_the_record_table_and_says_what_must_be_said(result: dict[str, Any], folder: Path) -> None:
+    summary = (folder / "summary.md").read_text()
+    row = result["record"]["T=0"]["eagle2"]
+    cells = next(line for line in summary.splitlines() if line.startswith("| EAGLE-2 tree, T=0 |")).split(" | ")
+    assert cells[1:4] == [
+        *(f"{row['baseline_inter_token_ms'][name]:,.1f}" for name in ("hf", "plain")),
+        f"{row['inter_token_ms']:,.1f}",
+    ]
+    assert cells[4] == f"{100 * row['device_use']:.0f}%"
+    assert f"T=0, rows together: {result['throughput'][0]['verdict']}" in summary
+    told = {**result, "suites": [{"title": "spec-bench-open", "note": "This is not Spec-Bench."}]}
+    told["processes"] = {"processes": 2, "note": "times are of one process among several"}
+    lines = footnotes(told)
+    assert "spec-bench-open: This is not Spec-Bench." in lines
+    assert "2 processes: times are of one process among several" in lines
