@@ -6,7 +6,7 @@ committed token. Parents come before their children.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -81,7 +81,7 @@ class DraftTree:
         """The tree with its tensors (log_q_BEV included) on a device."""
         if all(one.device == torch.device(device) for one in (self.tokens_BN, self.log_q_BEV) if one is not None):
             return self
-        tensors = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
+        tensors: dict[str, Any] = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
         return dataclasses.replace(self, **{name: sent(one, device) for name, one in tensors.items()})
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle.errors import EagleError
+from eagle.kernels.placement import sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,15 @@ class RowSettings:
                     raise EagleError(f"{name} is {value!r}, expected {expected}")
         off = zip(temperature, top_k, top_p, min_p)
         signed = [(seed & (2**64 - 1)) - (seed & 2**63) * 2 for seed in seeds]
+        tensors = {
+            "temperature_B": torch.tensor(temperature, dtype=torch.float32),
+            "top_k_B": torch.tensor([min(k, 2**31 - 1) for k in top_k], dtype=torch.int32),
+            "top_p_B": torch.tensor(top_p, dtype=torch.float32),
+            "log_min_p_B": torch.tensor(min_p, dtype=torch.float32).log(),
+            "joint_B": torch.tensor([order == "joint" for order in orders], dtype=torch.int32),
+            "seed_B": torch.tensor(signed, dtype=torch.int64),
+        }
         return cls(
-            temperature_B=torch.tensor(temperature, dtype=torch.float32, device=device),
-            top_k_B=torch.tensor([min(k, 2**31 - 1) for k in top_k], dtype=torch.int32, device=device),
-            top_p_B=torch.tensor(top_p, dtype=torch.float32, device=device),
-            log_min_p_B=torch.tensor(min_p, dtype=torch.float32).log().to(device),
-            joint_B=torch.tensor([order == "joint" for order in orders], dtype=torch.int32, device=device),
-            seed_B=torch.tensor(signed, dtype=torch.int64, device=device),
+            **{name: sent(tensor, device) for name, tensor in tensors.items()},
             filtered=any(t > 0 and (k > 0 or p < 1 or m > 0) for t, k, p, m in off),
         )

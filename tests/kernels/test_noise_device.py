@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from eagle.errors import EagleError
+from eagle.kernels.noise.op import gumbel_rows
 from eagle.kernels.noise.reference import COINS, COUPLING, DRAFTS, FINALS, coin, gumbel, random_bits
 
 triton = pytest.importorskip("triton")
@@ -80,3 +82,22 @@ def test_coins_are_the_references_to_the_last_bit(seed: int) -> None:
     for position, index, stream in ((5, 0, COINS), (70_000, 3, COINS), (9, 0, FINALS)):
         _toss[(1,)](out, signed(seed), torch.tensor([position], device=DEVICE), index, stream)
         assert float(out) == coin(seed, position, index, stream=stream)
+
+
+@pytest.mark.parametrize("tokens", [1, 1030])
+def test_rows_of_noise_have_their_own_seeds_positions_and_cycles(tokens: int) -> None:
+    seeds, positions, cycles = [5, 2**64 - 1], [3, 2**31 + 9], [0, 70_000]
+    seed_B = torch.cat([signed(seed) for seed in seeds])
+    at, cycle = torch.tensor(positions, device=DEVICE), torch.tensor(cycles, device=DEVICE)
+    for backend in ("triton", "reference"):
+        drawn = gumbel_rows(seed_B, at, tokens, stream=DRAFTS, cycles_B=cycle, backend=backend)  # type: ignore[arg-type]
+        for row in range(2):
+            expected = gumbel(seeds[row], positions[row], tokens, stream=DRAFTS, cycle=cycles[row])
+            torch.testing.assert_close(drawn[row].cpu(), expected, rtol=1e-6, atol=1e-6)
+    coupling = gumbel_rows(seed_B[:1], at[:1], tokens, backend="triton")
+    torch.testing.assert_close(coupling[0].cpu(), gumbel(5, 3, tokens), rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_other_types_are_refused() -> None:
+    with pytest.raises(EagleError, match=r"positions are torch.int32 \(1,\).*expected int64"):
+        gumbel_rows(signed(1), torch.zeros(1, dtype=torch.int32, device=DEVICE), 4)

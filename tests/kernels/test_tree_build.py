@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eagle.errors import EagleError
 from eagle.kernels.dispatch import Backend, record
 from eagle.kernels.tree_attention.reference import unpack_bits
-from eagle.kernels.tree_build.op import tree_links
+from eagle.kernels.tree_build.op import ancestry, tree_links
 
 
 @st.composite
@@ -24,6 +24,9 @@ def parents(draw: st.DrawFn) -> list[list[int]]:
 def test_links_are_those_read_off_the_tree(rows: list[list[int]], backend: Backend) -> None:
     lengths_B = torch.arange(len(rows)) * 100
     links = tree_links(torch.tensor(rows), lengths_B, backend=backend)
+    depths_BN, ancestors_BNW = ancestry(torch.tensor(rows), backend=backend)
+    assert torch.equal(depths_BN, links.depths_BN)
+    assert torch.equal(ancestors_BNW, links.ancestors_BNW)
     seen_BNN = unpack_bits(links.ancestors_BNW, len(rows[0]))
     for b, tree in enumerate(rows):
         for node, parent in enumerate(tree):
