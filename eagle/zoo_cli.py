@@ -52,7 +52,6 @@ def _list(options: argparse.Namespace) -> None:
 
 def _add(options: argparse.Namespace) -> None:
     from eagle.progress import console
-    from eagle.zoo.catalogue import ZOO
     from eagle.zoo.pack import pack
 
     head = pack(
@@ -62,7 +61,7 @@ def _add(options: argparse.Namespace) -> None:
         base_model=options.base_model,
         run=options.run,
         results=options.results,
-        zoo=ZOO if options.zoo is None else Path(options.zoo),
+        zoo=None if options.zoo is None else Path(options.zoo),
     )
     console.print(f"packed {head.bytes / 1e6:.1f} MB into {head.folder}", markup=False, soft_wrap=True)
     if not head.tau:

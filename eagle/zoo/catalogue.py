@@ -46,16 +46,19 @@ class ZooHead:
         return sum(file.stat().st_size for file in self.folder.iterdir() if file.is_file())
 
 
-def zoo_names(zoo: Path = ZOO) -> list[str]:
+def zoo_names(zoo: Path | None = None) -> list[str]:
+    """The names in a zoo, by default the package's."""
+    zoo = zoo or ZOO
     return sorted(card.parent.name for card in zoo.glob(f"*/{CARD}"))
 
 
-def zoo_folder(name: str, zoo: Path = ZOO) -> Path | None:
+def zoo_folder(name: str, zoo: Path | None = None) -> Path | None:
     """The folder of a head of that name; None when the zoo has none."""
+    zoo = zoo or ZOO
     return zoo / name if name in zoo_names(zoo) else None
 
 
-def zoo_head(name: str, zoo: Path = ZOO) -> ZooHead:
+def zoo_head(name: str, zoo: Path | None = None) -> ZooHead:
     """Reads a head's zoo.json. Raises EagleError for an unknown name (listing the known ones) and a damaged file."""
     folder = zoo_folder(name, zoo)
     if folder is None:
@@ -67,7 +70,7 @@ def zoo_head(name: str, zoo: Path = ZOO) -> ZooHead:
     return ZooHead(name=name, folder=folder, **{field: card[field] for field in fields})
 
 
-def known(zoo: Path = ZOO) -> str:
+def known(zoo: Path | None = None) -> str:
     """The names, in words for an error."""
     names = zoo_names(zoo)
     return f"heads in the zoo: {', '.join(names)}" if names else "the zoo is empty"

@@ -24,10 +24,13 @@ from eagle.heads import DraftHead
 from eagle.model_card import Card, model_card
 from eagle.reading import read_object
 from eagle.tuning import FILE as TUNED
-from eagle.zoo.catalogue import CARD, FORMAT, ZOO, ZooHead, zoo_head
+from eagle.zoo import catalogue
+from eagle.zoo.catalogue import CARD, FORMAT, ZooHead, zoo_head
 
 LARGEST = 24_000_000
 """Bytes that a head's folder may have: wheels are to stay downloadable."""
+_FOLDERS = re.compile(r"(?<![\w.:/])~?/(?:[\w.+@-]+/)+(?=[\w.+@-])")
+"""The folders before the last part of an absolute path, wherever one stands in a text."""
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -39,7 +42,7 @@ def pack(
     base_model: str | None = None,
     run: str | Path | None = None,
     results: str | Path | None = None,
-    zoo: Path = ZOO,
+    zoo: Path | None = None,
 ) -> ZooHead:
     """Writes ZOO/NAME, atomically, over an older one; returns what `eagle zoo` will tell of it.
 
@@ -51,9 +54,9 @@ def pack(
     """
     if not _NAME.fullmatch(name):
         raise EagleError(f"{name!r} cannot be a zoo name: small letters, digits and single hyphens, such as qwen3-8b")
-    source = Path(head)
+    source, zoo = Path(head), zoo or catalogue.ZOO
     loaded = load_head(source).to(torch.bfloat16)
-    identity = dict(loaded.config.target_identity or {})
+    identity = _public(loaded.config.target_identity or {})
     if not identity:
         raise EagleError(
             f"head {source} does not record its target (config.json: target_identity); train it with eagle train"
@@ -121,10 +124,10 @@ def _object(file: Path) -> dict[str, Any]:
 def _public(value: Any) -> Any:
     """Without the folders of the machine it was made on."""
     if isinstance(value, Mapping):
-        return {key: _public(item) for key, item in value.items()}
+        return {_public(key): _public(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_public(item) for item in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
@@ -144,9 +147,7 @@ def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None)
     measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
     summary = folder / "summary.md"
     if summary.is_file():
-        (packed / "summary.md").write_text(
-            summary.read_text(encoding="utf-8").replace(str(source), source.name), encoding="utf-8"
-        )
+        (packed / "summary.md").write_text(_public(summary.read_text(encoding="utf-8")), encoding="utf-8")
     return measured
 
 

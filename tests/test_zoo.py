@@ -1,0 +1,222 @@
+"""The zoo: names resolve, packed heads are the trained ones rounded, papers tell no local paths, targets are checked."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle import cli, demo
+from eagle.checkpoint import head_hash, load_head, save_head
+from eagle.config import Recipe, read_recipe
+from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
+from eagle.files import write_json
+from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.target import Target
+from eagle.zoo import catalogue, pack
+from eagle.zoo.catalogue import zoo_head, zoo_names
+from tests.recipes import write_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    return read_recipe(write_recipe(tmp_path))
+
+
+@pytest.fixture
+def trained(recipe: Recipe) -> Path:
+    """A head's folder as `eagle train` leaves it, with the data's manifest and the log beside it."""
+    target = Target.from_config(recipe.target)
+    torch.manual_seed(0)
+    config = EagleHeadConfig.for_target(target.config, target_identity=target.identity())
+    save_head(
+        EagleHead(config), recipe.head_dir, extra={"recipe": {"data": {"sources": ["/home/me/talk.jsonl"]}}, "step": 3}
+    )
+    write_json(
+        recipe.data_dir / "manifest.json",
+        {"counts": {"supervised_tokens": 1234}, "sources": [{"source": "/home/me/talk.jsonl", "sha256": "ab"}]},
+    )
+    log = Path(recipe.output_dir) / "train" / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 3}\n')
+    return recipe.head_dir
+
+
+@pytest.fixture
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty zoo in the package's place."""
+    folder = tmp_path / "zoo"
+    monkeypatch.setattr(catalogue, "ZOO", folder)
+    return folder
+
+
+def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trained: Path, zoo: Path) -> None:
+    packed = pack.pack(trained, "tiny-one", licence="apache-2.0", base_model="someone/tiny")
+    ours, theirs = load_head(trained).state_dict(), load_head("tiny-one").state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key].bfloat16().float(), theirs[key]) for key in ours)
+    assert (packed.training_tokens, packed.licence, packed.version, packed.tau) == (1234, "apache-2.0", "eagle1", {})
+    files = {file.name for file in (zoo / "tiny-one").iterdir()}
+    assert {
+        "config.json",
+        "model.safetensors",
+        "zoo.json",
+        "training.json",
+        "recipe.yaml",
+        "data.json",
+        "metrics.jsonl",
+        "README.md",
+    } == files
+    papers = "".join((zoo / "tiny-one" / name).read_text() for name in files - {"model.safetensors"})
+    assert "talk.jsonl" in papers
+    assert "/home/me" not in papers
+    assert "base_model: someone/tiny" in (zoo / "tiny-one/README.md").read_text()
+
+
+def test_a_name_of_the_zoo_resolves_and_a_folder_of_that_name_wins(
+    recipe: Recipe, trained: Path, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    decoder = SpeculativeDecoder.from_pretrained(recipe.target.model, head="tiny-one", device="cpu")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    out = decoder.generate(ids, max_new_tokens=6, do_sample=False)
+    assert torch.equal(out.sequences, decoder.plain().generate(ids, max_new_tokens=6, do_sample=False).sequences)
+    assert head_hash("tiny-one") == head_hash(zoo / "tiny-one") != head_hash(trained)
+    monkeypatch.chdir(tmp_path)
+    save_head(load_head(trained), tmp_path / "tiny-one")
+    assert head_hash("tiny-one") == head_hash(tmp_path / "tiny-one") != head_hash(zoo / "tiny-one")
+
+
+def test_an_unknown_name_lists_the_zoos(trained: Path, zoo: Path) -> None:
+    with pytest.raises(EagleError, match="the zoo is empty"):
+        load_head("tiny-two")
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    with pytest.raises(EagleError, match="heads in the zoo: tiny-one"):
+        load_head("tiny-two")
+    with pytest.raises(EagleError, match=r"no head 'tiny-two'; heads in the zoo: tiny-one"):
+        zoo_head("tiny-two")
+
+
+def test_other_weights_of_the_same_shape_are_told_and_another_shape_is_refused(
+    recipe: Recipe, trained: Path, zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    capsys.readouterr()
+    SpeculativeDecoder.from_pretrained(recipe.target.model, head="tiny-one", device="cpu")
+    assert "other weights" not in capsys.readouterr().err
+    half = SpeculativeDecoder.from_pretrained(recipe.target.model, head="tiny-one", device="cpu", dtype="bfloat16")
+    assert half.drafter is not None
+    assert "the text is exact all the same" in capsys.readouterr().err.replace("\n", " ")
+    write_recipe(tmp_path / "other")
+    from tests.tiny import save_tiny_target
+
+    save_tiny_target(tmp_path / "wide", hidden_size=64)
+    with pytest.raises(EagleError, match="features of width 32"):
+        SpeculativeDecoder.from_pretrained(str(tmp_path / "wide"), head="tiny-one", device="cpu")
+
+
+def write_results(folder: Path, head: Path) -> None:
+    """results.json and summary.md as an evaluation of that head leaves them."""
+    overall = {"eagle2": 1.75, "chain": 1.5, "plain": None}
+    methods = {name: {"overall": {"tau": tau}} for name, tau in overall.items()}
+    result = {
+        "head": {"path": str(head), "sha256": head_hash(head)},
+        "settings": {"T=0": {"methods": methods}},
+        "recipe": {"decode": {"budget": 8}, "eval": {"prompts": [str(folder / "q.jsonl")], "max_new_tokens": 8}},
+        "hardware": {"cpu": "a processor", "cores": 2, "gpus": []},
+        "prompts": 3,
+        "commit": "abc",
+    }
+    write_json(folder / "results.json", result)
+    (folder / "summary.md").write_text(f"- head: {head}, see https://example.org/a/b\n")
+
+
+def test_results_are_taken_when_they_are_this_heads(recipe: Recipe, trained: Path, zoo: Path, tmp_path: Path) -> None:
+    write_results(recipe.eval_dir, trained)
+    assert pack.pack(trained, "tiny-one", licence="apache-2.0").tau == {"T=0": 1.75}
+    assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"].startswith("before")
+    text = "".join((zoo / "tiny-one" / name).read_text() for name in ("results.json", "summary.md", "README.md"))
+    assert str(tmp_path) not in text
+    assert "q.jsonl" in text
+    assert "- head: head, see https://example.org/a/b" in text
+    assert "| T=0 | 1.75 |" in text
+    write_results(tmp_path / "again", zoo / "tiny-one")
+    pack.pack(trained, "tiny-one", licence="apache-2.0", results=tmp_path / "again")
+    assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"] == "these"
+    other = load_head(trained)
+    torch.nn.init.normal_(other.fc.weight)
+    save_head(other, tmp_path / "other" / "head")
+    assert pack.pack(tmp_path / "other/head", "tiny-two", licence="x", run=recipe.output_dir).tau == {}
+    with pytest.raises(EagleError, match="is of another head"):
+        pack.pack(tmp_path / "other/head", "tiny-two", licence="x", results=recipe.eval_dir)
+
+
+def test_what_cannot_be_packed_is_refused_and_leaves_the_old_one(
+    trained: Path, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    with pytest.raises(EagleError, match="small letters, digits and single hyphens"):
+        pack.pack(trained, "Tiny.1", licence="apache-2.0")
+    nameless = load_head(trained)
+    nameless.config.target_identity = None
+    save_head(nameless, tmp_path / "nameless")
+    with pytest.raises(EagleError, match="does not record its target"):
+        pack.pack(tmp_path / "nameless", "tiny-one", licence="apache-2.0")
+    monkeypatch.setattr(pack, "LARGEST", 1000)
+    with pytest.raises(EagleError, match=r"would take 0.\d MB, at most 0 are shipped"):
+        pack.pack(trained, "tiny-one", licence="apache-2.0")
+    assert zoo_head("tiny-one").training_tokens == 1234
+
+
+def test_the_command_lists_and_packs(trained: Path, zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["zoo"]) == 2
+    assert "is empty" in capsys.readouterr().err
+    assert cli.main(["zoo", "add", str(trained), "tiny-one", "--license", "mit"]) == 0
+    assert "no results of this head" in capsys.readouterr().err
+    assert cli.main(["zoo"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"tiny-one   EAGLE-1/2 head, 0.\d MB, mit\n.*\n    training tokens  1,234\n    tau              not measured",
+        out,
+    )
+
+
+def test_the_demo_measures_the_shipped_head_only_behind_its_own_target(
+    recipe: Recipe, trained: Path, zoo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    monkeypatch.setattr(demo, "SHIPPED", "tiny-one")
+    assert demo.shipped_recipe(recipe) is None, "the target that the card names was a path"
+    card = json.loads((zoo / "tiny-one/zoo.json").read_text())
+    write_json(zoo / "tiny-one/zoo.json", {**card, "target": {"model": recipe.target.model}})
+    shipped = demo.shipped_recipe(recipe)
+    assert shipped is not None
+    assert (shipped.decode.budget, shipped.eval.methods) == (8, ("hf", "plain", "eagle2"))
+    assert shipped.eval.prompts == recipe.eval.prompts
+    assert shipped.eval_dir != recipe.eval_dir
+
+
+def test_what_is_shipped_loads_is_small_and_tells_no_folders() -> None:
+    assert demo.SHIPPED in zoo_names()
+    for name in zoo_names():
+        head, packed = load_head(name), zoo_head(name)
+        assert packed.bytes <= pack.LARGEST
+        assert head.version == packed.version
+        assert all(bool(weight.isfinite().all()) for weight in head.parameters())
+        for file in packed.folder.iterdir():
+            if file.suffix != ".safetensors":
+                assert not re.search(r'"(/|~)[\w.-]+/', file.read_text(encoding="utf-8")), file
+
+
+@pytest.mark.real
+def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(smollm2, head=demo.SHIPPED)
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Who are you?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    out = decoder.generate(ids, max_new_tokens=24, do_sample=False)
+    assert out.stats is not None
+    assert out.stats[0].tau > 1.2
