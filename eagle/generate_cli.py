@@ -195,5 +195,6 @@ def stats_line(stats: "DecodeStats", *, seed: int | None = None) -> str:
     return (
         f"[{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s{drafted}; "
         f"prefill {stats.prefill_ms:.0f} ms, draft {stats.draft_ms:.0f} ms, verify {stats.verify_ms:.0f} ms, "
-        f"host {stats.host_ms:.0f} ms; ended by {stats.finish_reason}{'' if seed is None else f'; seed {seed}'}]"
+        f"host {stats.host_ms:.0f} ms; ended by {stats.finish_reason}"
+        f"{'' if not stats.tree else f'; tree {stats.tree}'}{'' if seed is None else f'; seed {seed}'}]"
     )

@@ -140,6 +140,9 @@ def _entry(values: dict[str, Any]) -> TunedTrees:
         tree = TreeSettings(**choice["tree"])
         if tree.drafter not in get_args(Shape):
             raise ValueError(f"drafter {tree.drafter!r}, expected one of {', '.join(get_args(Shape))}")
+        sized = min(tree.budget, tree.top_k, tree.depth) >= 1 and 0 <= tree.level_cost <= 1
+        if tree.drafter == "eagle2" and not sized:
+            raise ValueError(f"a tree of {tree}, expected sizes from 1 on and a level cost from 0 to 1")
         choices.append(TunedChoice(**{**choice, "tree": tree}))
     if not choices or min(choice.batch for choice in choices) < 1:
         raise ValueError("a machine without a choice, or with a batch below 1")

@@ -131,6 +131,22 @@ def record(
 
     The rows' tokens are the prompts, and grow to hold the texts. counts: takes every candidate node's confidence and fate.
     """
+    static, drafter.static = drafter.static, None  # levels' widths vary: no shape comes again
+    try:
+        return _record(target, drafter, rows, texts, tuple(top_ks), depth, counts)
+    finally:
+        drafter.static = static
+
+
+def _record(
+    target: Target,
+    drafter: HeadDrafter,
+    rows: Sequence[Row],
+    texts: Sequence[Sequence[int]],
+    top_ks: tuple[int, ...],
+    depth: int,
+    counts: ConfidenceCounts,
+) -> Replay:
     prompts = [len(row.tokens) for row in rows]
     states_BTX = _states(target, drafter, rows, texts)
     longest, recorded = max(map(len, texts)), []
@@ -143,7 +159,7 @@ def record(
     each_B, ones_B = torch.arange(len(rows)), torch.ones(len(rows), dtype=torch.int64)
     padded_BT = torch.tensor([[*text, *[-1] * (longest + depth - len(text))] for text in texts])
     for place in range(longest - 1):
-        wide = _grow(drafter, tuple(top_ks), depth)
+        wide = _grow(drafter, top_ks, depth)
         recorded.append(_boil(wide, padded_BT[:, place + 1 : place + 1 + depth], counts, depth))
         next_B = padded_BT[:, place + 1].clamp_min(0)
         at_B = torch.tensor([min(p + place, p + len(text) - 1) for p, text in zip(prompts, texts)])
@@ -153,7 +169,7 @@ def record(
         drafter.observe(states_BTX[each_B, at_B][:, None], next_B[:, None], ones_B)
     lengths = tuple(len(text) - 1 for text in texts)
     return Replay(
-        top_ks=tuple(top_ks),
+        top_ks=top_ks,
         depth=depth,
         rows=lengths,
         needed_PRDD=np.concatenate([np.stack([n[b] for n, _ in recorded[:t]]) for b, t in enumerate(lengths)]),

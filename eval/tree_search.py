@@ -13,7 +13,6 @@ from eagle.eval.replay import Replay
 from eagle.tuning import TreeSettings
 
 TOP_KS = (1, 2, 3, 4, 6, 8, 10)
-DEPTH = 8
 BUDGETS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 60)
 LEVEL_COSTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 REFINED = 24

@@ -29,7 +29,6 @@ from eagle.eval.replay import Replay, joined, record
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.tree_search import (
     BUDGETS,
-    DEPTH,
     NO_DRAFTING,
     TOP_KS,
     Forecast,
@@ -82,9 +81,7 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
     choices: list[TunedChoice] = []
     found: list[dict[str, Any]] = []
     for setting in parse_settings(recipe.tune.sampling):
-        replay, counts, answered = _recorded(
-            decoder, drafter, prompts, setting, recipe.tune.max_new_tokens, max(recipe.tune.batches)
-        )
+        replay, counts, answered = _recorded(decoder, drafter, prompts, setting, recipe, DEPTHS[loaded.version])
         for batch in sorted(set(recipe.tune.batches)):
             best, body = _of_batch(decoder, drafter, loaded.version, answered, replay, setting, batch, recipe)
             choices.append(TunedChoice(batch=batch, temperature=setting.sampling.temperature, tree=best))
@@ -136,12 +133,13 @@ def _recorded(
     drafter: HeadDrafter,
     prompts: Sequence[list[int]],
     setting: Setting,
-    max_new_tokens: int,
-    largest_batch: int,
+    recipe: Recipe,
+    depth: int,
 ) -> tuple[Replay, ConfidenceCounts, list[list[int]]]:
     """What trees of any size would have guessed of the target's own answers; and the prompts that were answered, in the
     recording's order (those that the target ends at once are left out)."""
     counts, replays = ConfidenceCounts(), []
+    max_new_tokens = recipe.tune.max_new_tokens
     answered: list[list[int]] = []
     top_ks = [k for k in TOP_KS if k <= drafter.vocabulary.size]
     with ProgressBar(f"record {setting.label}", total=len(prompts), unit="prompts") as bar:
@@ -171,12 +169,12 @@ def _recorded(
                         call.rows,
                         [texts[row] for row in kept],
                         top_ks=top_ks,
-                        depth=DEPTH,
+                        depth=depth,
                         counts=counts,
                     )
                 )
             bar.advance(len(chosen))
-    if len(answered) < 2 * largest_batch:
+    if len(answered) < 2 * max(recipe.tune.batches):
         raise EagleError(
             f"the target ends its answer at once to all but {len(answered)} of the {len(prompts)} tuning prompts; name others in "
             "tune.prompts"
@@ -270,7 +268,7 @@ def _prices(
     drafter.shape = shape_of(TreeSettings(budget=BUDGETS[-1], top_k=max(replay.top_ks), depth=DEPTHS["eagle1"]))
     target = measure_target(decoder, prompts, setting=setting, batches=[batch])[batch]
     widths = [k for k in (1, 2, 4, 10) if k in replay.top_ks]
-    shapes = [(k, depth) for k in widths for depth in (1, 2, 4, DEPTH)]
+    shapes = [(k, depth) for k in widths for depth in sorted({1, 2, 4, replay.depth})]
     draft = measure_draft(decoder, prompts, setting=setting, batch=batch, shapes=shapes, budget=BUDGETS[-1])
     sample = TreeSettings(budget=8, top_k=min(4, max(replay.top_ks)), depth=3)
     drafter.shape = shape_of(sample)
