@@ -19,13 +19,13 @@ from eagle.data.store import FeatureStore
 from eagle.files import clear_leftovers, write_json
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
-from eagle.train import checkpoints, full_state, run, selection, warm_start
+from eagle.train import checkpoints, full_state, run, selection
 from eagle.train.batches import Layout, MicroBatches, Order, steps
+from eagle.train.beginning import beginning
 from eagle.train.draftable import Draftable
 from eagle.train.estimate import require_disk
 from eagle.train.head_call import HeadCall
 from eagle.train.idle import refuse_idle_settings
-from eagle.train.least_squares import start_linear
 from eagle.train.metrics import validate
 from eagle.train.objective import Objective
 from eagle.train.schedule import total_steps
@@ -157,15 +157,10 @@ def _start(
     # In fp32 the target's logits are computed in float32 whatever its weights' dtype; under autocast in bfloat16.
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     draft_tokens = DraftTokens(tokens.to(accelerator.device, dtype), vocabulary)
-    if checkpoint is None and recipe.head.init_from is not None:
-        head = _warm_started(recipe, accelerator, source, head, draft_tokens, objective)
-    elif checkpoint is None and recipe.head.fc_init == "least_squares":
-        head.to(accelerator.device)
-        fit = start_linear(head, source, order, tokens=draft_tokens.full, accelerator=accelerator)
-        if accelerator.is_main_process:
-            _say(
-                f"train: fc starts {'random: too few supervised positions to fit it' if fit is None else f'as the {fit}'}"
-            )
+    if checkpoint is None:
+        head, notes = beginning(head, recipe, accelerator, source, order, tokens=draft_tokens, objective=objective)
+        if notes and accelerator.is_main_process:
+            _say(f"train: {notes}")
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)
@@ -198,39 +193,6 @@ def _start(
         optimizer=optimizer,
         progress=progress,
     )
-
-
-def _warm_started(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    source: Documents,
-    fresh: DraftHead,
-    tokens: DraftTokens,
-    objective: Objective,
-) -> DraftHead:
-    """The head with head.init_from's weights, tried on a few documents. Raises EagleError when it does not fit."""
-    started = warm_start.start_from(recipe.head, fresh, target_identity=source.target_identity)
-    notes = list(started.notes)
-    if recipe.train.warm_start_check != "off":
-        numbers = (run.long_enough(source, "validation") + run.long_enough(source, "train"))[: warm_start.DOCUMENTS]
-        tally = validate(
-            started.head.to(accelerator.device),
-            source,
-            numbers,
-            tokens=tokens,
-            objective=objective,
-            depth=1,
-            accelerator=accelerator,
-            autocast=run.autocast(recipe.train, accelerator),
-        )
-        attempts, agreed = float(tally.attempts_K[0]), float(tally.agreed_K[0])
-        agreement = agreed / attempts if attempts else None
-        baseline = warm_start.chance(source, numbers)
-        check = recipe.train.warm_start_check
-        notes.append(warm_start.verdict(agreement, baseline, config=recipe.head, check=check))
-    if accelerator.is_main_process:
-        _say(f"train: starting from {recipe.head.init_from}: {'; '.join(notes) or 'nothing differs'}")
-    return started.head
 
 
 def _due(training: Training, every: int) -> bool:
