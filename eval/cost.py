@@ -31,7 +31,7 @@ from eagle.tuned_drafter import TunedDrafter
 from eagle.verifier import Verifier
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
-REPEATS = 12
+REPEATS = 8
 STATES = 3
 """Batches of prompts that one point is measured on (their prefixes' lengths differ)."""
 

@@ -105,13 +105,26 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
             "batches": found,
         },
     )
-    path = write_tuned(folder, tuned)
+    try:
+        path = write_tuned(folder, tuned)
+    except OSError as error:
+        raise EagleError(
+            f"tuned.json cannot be written into {folder} ({error.strerror}); copy the head to a folder of your own and tune it "
+            "there (--head)"
+        ) from error
     console.print(
         f"tune: {path} holds the choice for {tuned.hardware}, engine {tuned.engine}, {tuned.dtype}: decoding with this head "
         "takes it wherever decode.budget, top_k, depth and level_cost are left open",
         markup=False,
         soft_wrap=True,
     )
+    if recipe.decode != left_open(recipe.decode):
+        console.print(
+            "tune: this recipe itself gives a tree, which goes before the tuned one: take decode.budget, top_k, depth and "
+            "level_cost out of it",
+            markup=False,
+            soft_wrap=True,
+        )
     return tuned
 
 

@@ -210,6 +210,7 @@ def test_an_evaluation_writes_its_ledger_and_prints_it(
 ) -> None:
     monkeypatch.setattr(ledgers, "NODES", (1, 2, 4))
     overrides = ["--eval.batches=[1,2]", "--eval.methods=[plain,eagle2,chain]", "--eval.max_new_tokens=6"]
+    overrides.append("--eval.ledger=on")
     result = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))
     assert result == json.loads((recipe.eval_dir / "results.json").read_text())
     assert problems(result, results_schema(), results_schema()) == []
@@ -231,8 +232,8 @@ def test_an_evaluation_writes_its_ledger_and_prints_it(
 
 def test_switched_off_or_without_drafts_there_is_no_ledger(recipe: Recipe, tmp_path: Path) -> None:
     overrides = ["--eval.methods=[plain,eagle2]", "--eval.max_new_tokens=3"]
-    result = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", [*overrides, "--eval.ledger=off"]))
+    result = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))
     assert result["ledger"] is None
     assert ledger_lines(result["ledger"]) == []
-    off = dataclasses.replace(recipe, eval=dataclasses.replace(recipe.eval, methods=("hf", "plain"), max_new_tokens=3))
-    assert harness.evaluate(off)["ledger"] is None
+    plain = dataclasses.replace(recipe.eval, methods=("hf", "plain"), max_new_tokens=3, ledger="on")
+    assert harness.evaluate(dataclasses.replace(recipe, eval=plain))["ledger"] is None

@@ -134,6 +134,23 @@ def test_the_fastest_candidate_is_kept_for_each_batch_and_temperature_and_decodi
     assert out.stats[0].tree == "tuned: chain of 4"
 
 
+def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_be_written_is_explained(
+    folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fastest(monkeypatch, "no drafting")
+    tuning.tune(recipe_in(folder))
+    assert "itself gives a tree" not in capsys.readouterr().err
+    tuning.tune(recipe_in(folder, "--decode.budget=8"))
+    assert "itself gives a tree" in capsys.readouterr().err
+
+    def full(*args: object) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tuning, "write_tuned", full)
+    with pytest.raises(EagleError, match=r"Read-only file system\); copy the head"):
+        tuning.tune(recipe_in(folder))
+
+
 def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_a_new_tuning(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
