@@ -49,7 +49,10 @@ class BeamStats:
 
 @dataclasses.dataclass(kw_only=True)
 class DecodeStats:
-    """Counts and times of one row's generation. The prefill and the token it yields are outside every ratio."""
+    """Counts and times of one row's generation. The prefill and the token it yields are outside every ratio.
+
+    Times of parts are wall times; on a CUDA device the device's, by events in its stream (eagle/stopwatch.py).
+    """
 
     accepted: list[int] = dataclasses.field(default_factory=list)
     """Accepted draft tokens of each verify step, before EOS and length trimming."""
