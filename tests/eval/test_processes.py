@@ -69,7 +69,7 @@ def test_answers_given_with_other_threads_are_neither_mixed_nor_thrown_away(tmp_
     with AnswerLog(path, identity) as log:
         log.append(request(0))
     before = path.read_bytes()
-    with pytest.raises(EagleError, match=r"2 threads, this process has 1.*OMP_NUM_THREADS=2"):
+    with pytest.raises(EagleError, match=r"torch_threads=2, this process has 1.*OMP_NUM_THREADS=2"):
         AnswerLog(path, {**identity, "hardware": {"cpu": "x", "torch_threads": 1}}).__enter__()
     assert path.read_bytes() == before
 
