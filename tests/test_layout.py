@@ -101,7 +101,9 @@ def test_a_plain_installation_imports_and_leaves_other_names_alone(tmp_path: Pat
         "import eagle, eagle.data.prepare, eagle.train.loop, eagle.eval.harness, eagle.kernels.tree_attention.reference;"
         "from importlib.resources import files; print(eagle.__file__);"
         "assert (files('eagle') / 'configs' / 'demo-smollm2.yaml').is_file();"
-        "assert any((files('eagle') / 'data' / 'shipped').iterdir())"
+        "assert any((files('eagle') / 'data' / 'shipped').iterdir());"
+        "from eagle.checkpoint import load_head; from eagle.zoo.catalogue import zoo_names;"
+        "assert zoo_names(); print([load_head(name).version for name in zoo_names()])"
     )
     python = tmp_path / "venv" / "bin" / "python"
     out = subprocess.run([python, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)

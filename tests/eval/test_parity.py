@@ -1,0 +1,141 @@
+"""Parity: the training module, the decoder and every file format agree, and a head that does not is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle import cli
+from eagle.checkpoint import load_head, save_head
+from eagle.config import TargetConfig
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.errors import EagleError
+from eagle.eval import parity as module
+from eagle.eval.parity import decoder_logits, parity, training_logits
+from eagle.formats.registry import EXPORTED
+from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.target import Target
+from eagle.vocab import DraftVocabulary
+from tests.tiny import VOCAB, save_tiny_target
+
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    folder = tmp_path_factory.mktemp("target")
+    save_tiny_target(folder, num_hidden_layers=8)
+    return Target.from_config(TargetConfig(model=str(folder), device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [
+        {"question_id": i, "category": "a", "turns": [text]} for i, text in enumerate(("hello to the cat", "1 + 1 = 2"))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def make_head(version: str, target: Target) -> DraftHead:
+    torch.manual_seed(1)
+    kinds: dict[str, Any] = {"eagle1": (EagleHead, EagleHeadConfig), "eagle3": (Eagle3Head, Eagle3HeadConfig)}
+    make, config = kinds[version]
+    head: DraftHead = make(config.for_target(target.config, initializer_range=0.2, draft_vocab_size=90)).eval()
+    head.set_vocabulary(DraftVocabulary.most_frequent(torch.randperm(VOCAB), 90))
+    if isinstance(head, Eagle3Head):
+        head.bind(target.num_layers)
+    return head
+
+
+@pytest.mark.parametrize("version", ["eagle1", "eagle3"])
+def test_all_ways_of_running_a_head_agree(
+    version: str, target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_head(make_head(version, target), tmp_path / "head")
+    arguments = ["lint", str(tmp_path / "head"), "--parity", "--target", target.name, "--prompts", prompts]
+    assert cli.main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    formats = {"eagle", *EXPORTED} - ({"speculators", "trtllm"} if version == "eagle1" else set())
+    assert set(result["difference"]) == {"decoder", *formats}
+    assert result["not_compared"].keys() == {"eagle", *EXPORTED} - formats
+    assert set(result["weights"].values()) == {0.0}
+    assert all(result["difference"][name] == [0.0] * DEPTH for name in formats)
+    assert all(
+        0 <= far <= 1e-5 * top
+        for far, top in zip(result["difference"]["decoder"], result["largest_logit"], strict=True)
+    )
+    assert result["within"]
+    assert result["roots"] > 20
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "within the tolerance of 0.0001 times the largest logit" in out
+
+
+@pytest.mark.parametrize("version", ["eagle1", "eagle3"])
+def test_the_decoder_is_compared_at_every_depth_not_with_itself(version: str, target: Target) -> None:
+    """Another prediction, position or token at depth k shows in row k - 1 and in no row before it."""
+    head, ids = make_head(version, target), torch.randint(3, VOCAB, (16,)).tolist()
+    ours = training_logits(head, target, ids, depth=DEPTH)
+    assert ours.shape == (DEPTH, len(ids) - DEPTH, 90)
+    other = list(ids)
+    other[-1] = 3 if ids[-1] != 3 else 4  # drafted at the last depth behind the last root alone
+    theirs = decoder_logits(head, target, other, depth=DEPTH)
+    far = (ours - theirs).abs().amax(-1) / ours.abs().max()
+    assert float(far[:-1].max()) < 1e-5
+    assert float(far[-1, :-1].max()) < 1e-5
+    assert float(far[-1, -1]) > 1e-3
+
+
+def test_a_head_that_decodes_otherwise_is_told(
+    target: Target, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_head(make_head("eagle1", target), tmp_path / "head")
+
+    def rotated_twice(head: DraftHead, target: Target, ids: list[int], *, depth: int) -> torch.Tensor:
+        forward = head.forward
+
+        def twice(features: Any, embeddings: Any, positions: Any, attend: Any) -> torch.Tensor:
+            return forward(features, embeddings, 2 * positions, attend)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(head, "forward", twice)
+            return decoder_logits(head, target, ids, depth=depth)
+
+    monkeypatch.setattr(module, "decoder_logits", rotated_twice)
+    result = parity(tmp_path / "head", target=target.name, prompts=(prompts,), formats=())
+    assert not result["within"]
+    assert result["difference"]["decoder"][0] > 1e-3
+
+
+def test_a_format_that_rounds_or_loses_weights_is_told(
+    target: Target, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_head(make_head("eagle3", target), tmp_path / "head")
+
+    def rounds(head: DraftHead, target: Any, format: str, folder: Path) -> DraftHead:
+        save_head(head, folder)
+        return load_head(folder).to(torch.bfloat16).float()
+
+    monkeypatch.setattr(module, "_round_trip", rounds)
+    result = parity(tmp_path / "head", target=target.name, prompts=(prompts,), formats=("vllm",), tolerance=1.0)
+    assert result["weights"]["vllm"] > 0
+    assert not result["within"], "weights are to be equal whatever the tolerance of logits"
+
+
+def test_mistakes_are_named(target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_head(make_head("eagle1", target), tmp_path / "head")
+    head = tmp_path / "head"
+    with pytest.raises(EagleError, match=r"unknown formats gguf; expected some of eagle, reference"):
+        parity(head, target=target.name, prompts=(prompts,), formats=("gguf",))
+    with pytest.raises(EagleError, match="EAGLE-1/2 heads are not exported --to speculators"):
+        parity(head, target=target.name, prompts=(prompts,), formats=("speculators",))
+    with pytest.raises(EagleError, match="depth is 0"):
+        parity(head, target=target.name, prompts=(prompts,), depth=0)
+    with pytest.raises(EagleError, match="no prompt of"):
+        parity(head, target=target.name, prompts=(prompts,), depth=400)
+    assert cli.main(["lint", str(head), "--parity"]) == 2
+    assert "give --target" in capsys.readouterr().err
