@@ -105,7 +105,7 @@ class SpeculativeDecoder:
         draft_model: str | Path | PreTrainedModel | Target | None = None,
         **target_config: Any,
     ) -> "SpeculativeDecoder":
-        """target: path, hub id, .gguf file, loaded model or Target. head: folder, hub id, loaded head, or None.
+        """target: path, hub id, .gguf file, loaded model or Target. head: folder, zoo name, hub id, loaded head, or None.
 
         decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the engine that the
         target has). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what `decode` says).

@@ -23,7 +23,7 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares target, head, drafter, tree and rule."""
     parser.add_argument("--recipe", metavar="RECIPE", help="take target, head and tree from this recipe")
     parser.add_argument("--target", metavar="MODEL", help="folder, hub id, .gguf file or package:NAME/FILE.gguf")
-    parser.add_argument("--head", metavar="PATH", help="the draft head's folder or hub id")
+    parser.add_argument("--head", metavar="PATH", help="the draft head's folder, a name of eagle zoo, or a hub id")
     parser.add_argument(
         "--drafter", choices=["eagle2", "static", "chain", "model", "ngram"], help="what drafts (default: eagle2)"
     )

@@ -86,7 +86,7 @@ def make_drafter(
 ) -> Drafter | None:
     """The drafter that `decode` names, its trees fit for `rule`; None: plain decoding.
 
-    head: folder, hub id or loaded head, for the drafters in NEEDS_HEAD. draft_model: path, hub id, .gguf file, loaded
+    head: folder, zoo name, hub id or loaded head, for the drafters in NEEDS_HEAD. draft_model: path, hub id, .gguf file, loaded
     model or Target, for "model" (default: decode.draft_model). Without a head "eagle2", the default, is plain decoding.
     Where `decode` leaves the tree open, the head's tuned trees of this machine are taken, or else the published one.
     Raises EagleError for what is missing, does not fit the target or the rule, or would have no effect.
@@ -113,7 +113,7 @@ def make_drafter(
         by_model.tree_source = source
         return by_model
     if head is None:
-        raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder or hub id')
+        raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder, zoo name or hub id')
     loaded = head if isinstance(head, DraftHead) else load_head(head)
     shape = _shape(decode, rule, depth=_depth(decode, loaded.version))
     check_fits(loaded, target)
