@@ -150,8 +150,8 @@ def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
     threads = [machine.pop("torch_threads", None) for machine in machines]
     if found.get("format") == FORMAT and theirs == ours and machines[0] == machines[1] and threads[0] != threads[1]:
         raise EagleError(
-            f"the answers in {path} were timed with torch_threads={threads[0]}, this process has {threads[1]}: times would not mix; "
-            f"set OMP_NUM_THREADS={threads[0]} to go on (launchers of several processes set it to 1), or delete that file"
+            f"the answers in {path} were timed with torch_threads={threads[0]}, this process has {threads[1]}: times would not "
+            f"mix; set OMP_NUM_THREADS={threads[0]} to go on (launchers of several processes set it to 1), or delete that file"
         )
 
 
