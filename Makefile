@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/eagle demo
 
 test: lint
-	HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

