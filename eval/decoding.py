@@ -79,7 +79,7 @@ DEFINITIONS = {
     "KV": "memory in use for the target's keys and values at its fullest, in MiB: tokens held times bytes per token over all "
     "layers. Plain and drafted: prompt and answer (a verification's tree nodes, freed behind it, are not counted). Search: live "
     "hypotheses times their length, since every hypothesis carries its own copy of the prompt's",
-    "NLL per token": "negative log-likelihood of the answer under the target at temperature 1 without filters, in nats per token: "
+    "NLL per token": "negative log-likelihood of the answer under the target at temperature 1 without filters, nats per token: "
     "lower is likelier, not better",
     "distinct-2": "share of the answer's pairs of neighbouring tokens that are different pairs: low means that it repeats itself",
     "drafted": "wall time per token with the recipe's drafter, and tau; the text is the plain one under the rule coupled",
