@@ -22,7 +22,7 @@ from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
 PROMPTS = [[5, 6, 7, 8, 5, 6], [9, 10], [3, 4, 11, 12]]
-TOKENS = 24
+TOKENS = 16
 TOP_KS = (1, 2, 4)
 TREES = [
     TreeSettings(budget=budget, top_k=top_k, depth=depth, level_cost=cost)
