@@ -174,14 +174,15 @@ def _read_set(source: str, split: str) -> PromptSet:
         title, note = suite.title, suite.note
         return _set(source, title, prompts, wording=suite.wording, note=note)
     prompts = tuple(_read_source(source, split))
+    title = Path(source).name if Path(source).expanduser().exists() else source
     if looks_like(prompts):
         wrong = foreign(prompts, own=_shipped("spec_bench_open"), stand_ins=_stand_ins())
         if not wrong:
             folded = tuple(_of_task(prompt, SPEC_BENCH_TASK[prompt.file_category]) for prompt in prompts)
             return _set(source, "Spec-Bench", folded, is_spec_bench=True, wording="Spec-Bench's own (Xia et al. 2024)")
         note = f"This is not Spec-Bench, though it has its categories: {wrong} of its questions are not Spec-Bench's."
-        return _set(source, source, prompts, note=note)
-    return _set(source, source, prompts, note=NOTES.get(source.removeprefix("shipped:")))
+        return _set(source, title, prompts, note=note)
+    return _set(source, title, prompts, note=NOTES.get(source.removeprefix("shipped:")))
 
 
 def _set(source: str, title: str, prompts: tuple[Prompt, ...], **more: Any) -> PromptSet:

@@ -118,9 +118,10 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
 
 def headline(result: Mapping[str, Any], setting: str) -> str:
     """What was measured under one setting, in one line."""
+    titles = ", ".join(one["title"] for one in result.get("suites", []))
     return (
-        f"{setting}: {result['settings'][setting]['requests']} requests ({result['prompts']} prompts), at most "
-        f"{result['recipe']['eval']['max_new_tokens']} tokens each, {result['target_dtype']}"
+        f"{setting}: {result['settings'][setting]['requests']} requests ({result['prompts']} prompts of {titles or '?'}), at "
+        f"most {result['recipe']['eval']['max_new_tokens']} tokens each, {result['target_dtype']}"
     )
 
 

@@ -12,7 +12,7 @@ from eagle.config import read_recipe
 from eagle.eval.answers import FORMAT
 from eagle.eval.figures import DEFINITIONS, Figures
 from eagle.eval.harness import evaluate
-from eagle.eval.results import footnotes
+from eagle.eval.results import footnotes, headline
 from eagle.target import Target
 from tests.eval.json_schema import problems, results_schema
 from tests.eval.test_harness import random_head
@@ -114,7 +114,8 @@ def test_the_batch_list_gives_a_curve_per_setting(result: dict[str, Any], folder
 
 def test_the_prompts_and_processes_are_told(result: dict[str, Any]) -> None:
     (suite,) = result["suites"]
-    assert (suite["tasks"], suite["is_spec_bench"]) == ({"prompts": 2}, False)
+    assert (suite["title"], suite["tasks"], suite["is_spec_bench"]) == ("prompts.jsonl", {"prompts": 2}, False)
+    assert headline(result, "T=0").startswith("T=0: 4 requests (2 prompts of prompts.jsonl), at most 10 tokens")
     assert result["processes"] == {"processes": 1, "requests_by_sharing": {"1": 8}, "note": None}
 
 
