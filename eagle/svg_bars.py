@@ -37,7 +37,11 @@ def forest(groups: Sequence[tuple[str, Sequence[Ratio]]], *, x: Axis, reference:
     parts.append(f'<line class="ref" x1="{across(value):.1f}" x2="{across(value):.1f}" y1="{top - 4}" y2="{height}"/>')
     parts.append(
         text(
-            across(value), top - 8, label, anchor="middle" if 60 < across(value) < right - 60 else "start", kind="small"
+            across(value),
+            top - 8,
+            label,
+            anchor="start" if across(value) < 60 else "end" if across(value) > right - 60 else "middle",
+            kind="small",
         )
     )
     y = top

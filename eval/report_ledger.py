@@ -110,6 +110,7 @@ def cost_plot(one: Entry, key: str) -> Plot | None:
                 )
             )
     times = [time for cost in one["target"] for p in cost["points"] for time in (p["ms"], p["low"], p["high"])]
+    times += [point.y for one_series in series for point in one_series.points]  # the fits too
     counts = [p["n"] for cost in one["target"] for p in cost["points"]]
     first = one["target"][0]
     line = f"{first['alpha_ms']:.1f} + {first['ms_per_node']:.2f} n"

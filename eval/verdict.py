@@ -30,8 +30,9 @@ def _speed(body: Mapping[str, Any], main: str, baseline: str) -> str:
         return f"{label_of(main)} is {ratio['median']:.2f}x as fast as {against} on the one request that was measured."
     if ratio["low"] <= 1 <= ratio["high"]:
         return f"{label_of(main)} shows no clear gain over {against}: {ratio['median']:.2f}x ({how}, which holds 1)."
-    speed = "as fast as" if ratio["low"] > 1 else "as fast as, that is slower than,"
-    return f"{label_of(main)} is {ratio['median']:.2f}x {speed} {against} ({how})."
+    if ratio["high"] < 1:
+        return f"{label_of(main)} is slower than {against}: {ratio['median']:.2f}x its speed ({how})."
+    return f"{label_of(main)} is {ratio['median']:.2f}x as fast as {against} ({how})."
 
 
 def exactness_sentence(row: Mapping[str, Any]) -> str:

@@ -134,6 +134,14 @@ def test_a_forest_shows_every_row_and_leaves_out_what_has_no_value() -> None:
     assert float(reference.attrib["x1"]) < float(whiskers[0].attrib["x1"]) < float(whiskers[0].attrib["x2"])
 
 
+@pytest.mark.parametrize(("at", "anchor"), [(1.0, "end"), (0.6, "start"), (0.8, "middle")])
+def test_the_references_name_stays_within_the_drawing(at: float, anchor: str) -> None:
+    rows = [Ratio(name="a", style=0, value=(0.7, 0.65, 0.75), shown="0.70x")]
+    text = forest([("all", rows)], x=Axis.over("ratio", [0.6, 1.0]), reference=(at, "plain loop = 1"))
+    (label,) = [one for one in ElementTree.fromstring(text).iter("text") if one.text == "plain loop = 1"]
+    assert label.attrib.get("text-anchor", "start") == anchor
+
+
 def test_stacked_parts_are_as_wide_as_they_are_large() -> None:
     row = Stack(name="a", parts=(30.0, 10.0), labels=("75%", "25%"), shown="40 ms")
     x = Axis.over("ms", [40.0], zero=True)

@@ -13,6 +13,7 @@ from eagle.cli import main
 from eagle.errors import EagleError
 from eagle.eval.compare import comparison, differences
 from eagle.eval.report import REPORT, render, rerender, write_results
+from eagle.eval.report_plots import bins
 from eagle.eval.results import load_results, read_results
 from eagle.eval.verdict import verdict
 from tests.eval.page import Element, read_page, rows_of
@@ -245,7 +246,7 @@ def test_the_verdict_names_ratio_interval_and_baseline(result: dict[str, Any]) -
     ("low", "median", "high", "said"),
     [
         (0.97, 1.03, 1.1, "no clear gain over the plain loop: 1.03x"),
-        (0.7, 0.8, 0.9, "0.80x as fast as, that is slower than, the plain loop"),
+        (0.7, 0.8, 0.9, "EAGLE-2 tree is slower than the plain loop: 0.80x its speed"),
         (1.0, 1.0, 1.0, "no clear gain"),
     ],
 )
@@ -257,6 +258,15 @@ def test_the_verdict_claims_no_more_than_the_interval_allows(
         low=low, median=median, high=high
     )
     assert said in " ".join(verdict(changed, "T=0"))
+
+
+def test_bins_hold_every_request_and_start_where_tau_can_be() -> None:
+    for taus in ([1.15, 1.16], [1.0, 1.0], [1.2, 1.9, 3.4], [2.0]):
+        edges = bins(taus)
+        assert edges[0] <= min(taus)
+        assert max(taus) < edges[-1]
+        assert edges[0] >= 1.0
+        assert len({round(high - low, 6) for low, high in itertools.pairwise(edges)}) == 1
 
 
 def test_the_verdict_of_what_is_not_exact_gives_no_ratio(result: dict[str, Any]) -> None:
