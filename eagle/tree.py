@@ -81,8 +81,10 @@ class DraftTree:
         """The tree with its tensors (log_q_BEV included) on a device."""
         if all(one.device == torch.device(device) for one in (self.tokens_BN, self.log_q_BEV) if one is not None):
             return self
-        tensors: dict[str, Any] = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
-        return dataclasses.replace(self, **{name: sent(one, device) for name, one in tensors.items()})
+        moved: dict[str, Any] = {
+            name: sent(one, device) for name, one in vars(self).items() if isinstance(one, torch.Tensor)
+        }
+        return dataclasses.replace(self, **moved)
 
     @property
     def most_children(self) -> int:
