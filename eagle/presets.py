@@ -24,7 +24,7 @@ class Bound:
     why_high: str
     """Why not above `high`: a clause that completes "above it ..."."""
     source: str = "a choice of this package"
-    """Whose practice the value is."""
+    """Whose practice the value is, as far as it was looked up; the range is this package's choice always."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class Preset:
 _LENGTH_LOW = "there is no answer"
 _TOP_K_LOW = "the temperature has too little left to choose from"
 _TOP_P_LOW = "most continuations that read well are cut off"
+_TAIL = "the unreliable tail of the distribution comes in (Holtzman et al. 2020, arXiv 1904.09751, on why to cut it)"
+_COMMON = "common practice"
 
 PRESETS: dict[str, Preset] = {
     "precise": Preset(
@@ -69,8 +71,8 @@ PRESETS: dict[str, Preset] = {
             low=0.1,
             high=0.95,
             why_low="decoding is greedy in all but name: say temperature 0",
-            why_high="the unreliable tail of the distribution comes in (Holtzman et al. 2020)",
-            source="0.9: generation_config.json of the Llama 3 models",
+            why_high=_TAIL,
+            source=_COMMON,
         ),
         top_k=Bound(
             value=20,
@@ -78,7 +80,7 @@ PRESETS: dict[str, Preset] = {
             high=50,
             why_low="no token is left",
             why_high="tokens come in that no precise answer needs",
-            source="20: generation_config.json of the Qwen2.5 and Qwen3 models",
+            source="20: recommended in Qwen3's model card",
         ),
         max_new_tokens=Bound(
             value=256,
@@ -96,15 +98,15 @@ PRESETS: dict[str, Preset] = {
             high=1.0,
             why_low="answers hardly vary",
             why_high="the text is less likely than what the model itself would write",
-            source="0.7: Qwen3's model card, without thinking; 0.6: generation_config.json of the Llama 3 models",
+            source="0.7: recommended in Qwen3's model card for answers without thinking",
         ),
         top_p=Bound(
             value=0.9,
             low=0.5,
             high=0.98,
             why_low=_TOP_P_LOW,
-            why_high="the unreliable tail of the distribution comes in (Holtzman et al. 2020)",
-            source="0.9: generation_config.json of the Llama 3 models",
+            why_high=_TAIL,
+            source=_COMMON,
         ),
         top_k=Bound(
             value=50,
@@ -130,7 +132,7 @@ PRESETS: dict[str, Preset] = {
             high=1.5,
             why_low="the wording turns conventional",
             why_high="text falls apart into unrelated words",
-            source="1.0: the model's own distribution; 1.5 for creative writing: DeepSeek API documentation",
+            source="1.0: the model's own distribution; up to 1.5 for creative writing: DeepSeek API documentation",
         ),
         top_p=Bound(
             value=0.95,
@@ -138,13 +140,13 @@ PRESETS: dict[str, Preset] = {
             high=1.0,
             why_low=_TOP_P_LOW,
             why_high="a probability mass ends at 1",
-            source="0.95: Holtzman et al. 2020 (arXiv 1904.09751), where its text is closest to human text",
+            source=_COMMON,
         ),
         top_k=Bound(
             value=100,
             low=40,
             high=1000,
-            why_low="the text turns repetitive (40: the samples of GPT-2)",
+            why_low="the text turns repetitive",
             why_high="at these temperatures top_k is what keeps the tail out; it must cut somewhere",
         ),
         max_new_tokens=Bound(
@@ -162,8 +164,8 @@ PRESETS: dict[str, Preset] = {
             low=0.0,
             high=0.8,
             why_low="a temperature is not negative",
-            why_high="programs get worse even as the best of a hundred (Chen et al. 2021)",
-            source="0.2 for one attempt, 0.8 for the best of a hundred: Chen et al. 2021 (Codex, arXiv 2107.03374)",
+            why_high="slips that break a program become likely",
+            source=f"{_COMMON}: about 0.2 where one attempt counts, about 0.8 where the best of many does",
         ),
         top_p=Bound(
             value=0.95,
@@ -171,7 +173,7 @@ PRESETS: dict[str, Preset] = {
             high=1.0,
             why_low="names and literals that are right and rare are cut off",
             why_high="a probability mass ends at 1",
-            source="0.95: Chen et al. 2021",
+            source=_COMMON,
         ),
         top_k=Bound(
             value=40,
@@ -224,9 +226,8 @@ def within(name: str, explicit: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, bound in chosen.bounds():
         if key in explicit and explicit[key] is None and key != "temperature":
-            given[key] = {"top_k": 0, "top_p": 1.0}.get(
-                key, bound.value
-            )  # as in Hugging Face, None switches a filter off
+            # As in Hugging Face, None switches a filter off.
+            given[key] = {"top_k": 0, "top_p": 1.0}.get(key, bound.value)
         values[key] = given.get(key, bound.value)
         for value in values[key] if isinstance(values[key], (list, tuple)) else [values[key]]:
             _check(name, key, value, bound)
