@@ -1,6 +1,6 @@
 """Bars and rows as SVG text: a forest of ratios with their intervals, stacked bars, a histogram. See eagle/svg_plot.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eagle.svg_plot import CHARACTER, LEFT, RIGHT, WIDTH, Axis, legend_rows, marker, styled, svg, text
@@ -57,7 +57,7 @@ def forest(groups: Sequence[tuple[str, Sequence[Ratio]]], *, x: Axis, reference:
     return svg(parts, height + 42)
 
 
-def _ratio_row(row: Ratio, y: float, across) -> str:  # type: ignore[no-untyped-def]
+def _ratio_row(row: Ratio, y: float, across: Callable[[float], float]) -> str:
     if row.value is None:
         return ""
     middle, low, high = row.value

@@ -36,17 +36,20 @@ def comparison(names: Sequence[str], results: Sequence[Result]) -> Table:
 def differences(names: Sequence[str], results: Sequence[Result]) -> list[str]:
     """What is not the same in all of them, so that figures that depend on it do not compare."""
     what = {
-        "hardware": "tokens per second do not compare",
+        "hardware": "tokens per second and speed-ups do not compare",
         "target": "neither tau nor speed compares",
         "prompts_sha256": "they answered other prompts: tau and speed-ups do not compare",
         "eval": "eval settings differ",
-        "decode": "the draft trees differ",
+        "decode": "decode settings (drafter, tree, rule, engine) differ",
         "head_sha256": "the heads differ",
+        "tuned_sha256": "their tuned trees differ",
+        "version": "versions of eagle differ",
+        "libraries": "versions of torch or transformers differ: speeds may",
     }
     found = []
     for key, meaning in what.items():
         values = [result["identity"].get(key) for result in results]
-        others = [name for name, value in zip(names, values) if value != values[0]]
+        others = [name for name, value in zip(names, values, strict=True) if value != values[0]]
         if others:
             found.append(f"{', '.join(others)} and {names[0]} differ in {key}: {meaning}")
     return found

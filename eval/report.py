@@ -124,6 +124,11 @@ def _template() -> Any:
     return environment.from_string((_HERE / "report.html.jinja").read_text(encoding="utf-8"))
 
 
+def _letters(index: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    return (_letters(index // 26 - 1) if index >= 26 else "") + string.ascii_uppercase[index % 26]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m eagle.eval.report", description="Make report.html and summary.md anew from results.json."
@@ -133,11 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in folders:
         console.print(f"wrote {rerender(folder)}", markup=False, soft_wrap=True)
     if len(folders) > 1:
-        names, results = list(string.ascii_uppercase[: len(folders)]), [load_results(folder) for folder in folders]
+        names, results = [_letters(i) for i in range(len(folders))], [load_results(folder) for folder in folders]
         table = comparison(names, results)
         out = Console(highlight=False)
         out.print(rich_table(table.caption, table.headings, table.rows))
-        lines = [f"{name}: {folder}" for name, folder in zip(names, folders)]
+        lines = [f"{name}: {folder}" for name, folder in zip(names, folders, strict=True)]
         for line in [*lines, *differences(names, results)]:
             out.print(line, markup=False, soft_wrap=True)
     return 0

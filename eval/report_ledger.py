@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle.eval.report_parts import Plot, Table, number
-from eagle.eval.results import label_of
+from eagle.eval.results import label_of, ratio_text
 from eagle.svg_plot import Axis, Point, Series, line_plot
 
 Entry = Mapping[str, Any]
@@ -54,14 +54,14 @@ def prediction_table(one: Entry) -> Table:
     where = "the other half of the prompts" if one["held_out"] else "the same prompts"
     return Table(
         caption=f"Speed-up over the plain loop behind the prefill: predicted, and measured on {where}, {one['setting']}",
-        headings=("method", "predicted", "measured", "95% interval of the median", "error", "gain"),
+        headings=("method", "predicted", "measured (pooled)", "error", "measured median [95% interval]", "gain"),
         rows=tuple(
             (
                 label_of(entry["method"]),
                 f"{entry['predicted']:.2f}x",
                 f"{entry['measured']['pooled']:.2f}x",
-                f"{entry['measured']['low']:.2f} to {entry['measured']['high']:.2f}",
                 f"{100 * entry['error']:+.1f}%",
+                ratio_text(entry["measured"]),
                 "yes" if entry["gain"]["holds"] else "no",
             )
             for entry in one["methods"]

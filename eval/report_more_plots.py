@@ -108,7 +108,8 @@ def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str
         key=key,
         title="Is the draft's confidence right?",
         definition="Drafted nodes by path confidence (the product of the draft's probabilities along the path): the share of "
-        "them that verification accepted. Lines: Wilson 95% intervals. Below the diagonal the head is too sure of itself. "
+        "them that verification accepted. Lines: Wilson 95% intervals, as if nodes were independent (those of one tree are not). "
+        "Below the diagonal the head is too sure of itself. "
         f"{source}",
         drawing=line_plot(
             series,

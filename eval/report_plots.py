@@ -1,4 +1,4 @@
-"""The plots of one sampling setting: results.json's figures of methods, drawn. Others: report_cost_plots.py.
+"""The plots of one sampling setting: results.json's figures of methods, drawn. Plots of all of it: report_more_plots.py.
 
 Every function returns None (or nothing) where results.json has not what it draws.
 """
@@ -122,8 +122,8 @@ def acceptance_plot(result: Result, setting: str) -> Plot | None:
         key=f"acceptance-{_slug(setting)}",
         title="Acceptance by depth",
         definition="Of the walks that stood at this depth on a node with children, the share that went on to a "
-        "child. Of a chain this "
-        "is n-alpha: the n-th draft token's acceptance, given those before it.",
+        "child. Of a chain this is "
+        "n-alpha, n the depth: acceptance of the draft token behind n others, given that those were accepted.",
         drawing=line_plot(series, x=x, y=y),
         alt=f"Acceptance by depth of {len(rates)} methods; {label_of(first)}: "
         + ", ".join(f"{rate:.2f}" for rate in rates[first])

@@ -12,6 +12,7 @@ from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT
 from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
+from eagle.eval.schema import NOT_DESCRIBED, problems, results_schema
 from eagle.files import atomic_path
 
 LABELS = {
@@ -64,6 +65,23 @@ def load_results(folder: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise EagleError(
             f"{path} has format {found}, this version of eagle reads format {FORMAT}; measure again with eagle eval RECIPE"
+        )
+    schema = results_schema()
+    # What a later version may have added does no harm here.
+    wrong = [each for each in problems(result, schema, schema) if not each.endswith(NOT_DESCRIBED)]
+    if not wrong:
+        settings = result["settings"]
+        wrong = [] if settings else ["results.settings is empty"]
+        wrong += [
+            f"results.settings.{name}.methods.plain is missing"
+            for name in settings
+            if "plain" not in settings[name]["methods"]
+        ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise EagleError(
+            f"{path} is damaged or was changed: {wrong[0]}{more}; delete it and run eagle eval RECIPE again (the answers beside "
+            "it are kept)"
         )
     return dict(result)
 

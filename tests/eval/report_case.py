@@ -164,8 +164,10 @@ def ledger_entry() -> dict[str, Any]:
         "cycle_ms": cycle.cycle_ms,
         "plain_ms": cycle.plain_ms,
         "predicted": 1.07,
+        "predicted_from_run": 1.05,
         "measured": {"median": 1.02, "low": 0.98, "high": 1.06, "pooled": 1.03, "samples": 6},
         "error": 0.039,
+        "error_from_run": 0.019,
         "gain": {"holds": True, "breakeven_tau": cycle.breakeven_tau},
         "rejected": {
             "nodes_verified": 8120,
@@ -183,6 +185,9 @@ def ledger_entry() -> dict[str, Any]:
     return {
         "setting": "T=0",
         "main": "eagle2",
+        "device": "cpu",
+        "engine": "eager",
+        "prefix_tokens": 40.0,
         "held_out": True,
         "target": [cost.as_dict() for cost in costs],
         "methods": [entry],

@@ -17,11 +17,11 @@ from eagle.eval.cost import DraftCost, Standing, TargetCost, Timing, measure_dra
 from eagle.eval.flops import target_flops
 from eagle.eval.ledger import Fit, falls_through_one, halves
 from eagle.eval.ledger_lines import ledger_lines
+from eagle.eval.schema import problems, results_schema
 from eagle.eval.settings import parse_setting
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.tree import DraftTree
-from tests.eval.json_schema import problems, results_schema
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_the_ledger_says_what_was_predicted_measured_and_diagnosed(page: Element
     caption = (
         "Speed-up over the plain loop behind the prefill: predicted, and measured on the other half of the prompts, T=0"
     )
-    assert table_of(page, caption) == [["EAGLE-2 tree", "1.07x", "1.03x", "0.98 to 1.06", "+3.9%", "yes"]]
+    assert table_of(page, caption) == [["EAGLE-2 tree", "1.07x", "1.03x", "+3.9%", "1.02x [0.98, 1.06]", "yes"]]
     assert table_of(page, "Verified nodes and the operations of rejected ones, T=0") == [
         ["EAGLE-2 tree", "8,120", "1,602", "6,518", "80%", "1,370"]
     ]
@@ -314,6 +315,7 @@ def test_rendering_anew_gives_the_same_page_without_measuring(result: dict[str, 
         (None, "there is no results.json"),
         ("{", "is not JSON"),
         ('{"format": 1}', "has format 1, this version of eagle reads format"),
+        ('{"format": 3}', "is damaged or was changed: results.created is missing"),
     ],
 )
 def test_results_that_cannot_be_read_are_explained(
@@ -329,6 +331,37 @@ def test_results_that_cannot_be_read_are_explained(
     assert not (tmp_path / REPORT).exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda values: values.update(settings={}), "results.settings is empty"),
+        (
+            lambda values: values["settings"]["T=0"]["methods"].pop("plain"),
+            "results.settings.T=0.methods.plain is missing",
+        ),
+        (
+            lambda values: values["settings"]["T=0"]["methods"]["eagle2"]["overall"].update(tau="high"),
+            "overall.tau is str",
+        ),
+        (lambda values: values["ledger"]["settings"][0].pop("methods"), "ledger.settings[0].methods is missing"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_place(
+    result: dict[str, Any], tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    damaged = copy.deepcopy(result)
+    change(damaged)
+    (tmp_path / "results.json").write_text(json.dumps(damaged))
+    with pytest.raises(EagleError, match="damaged or was changed") as error:
+        load_results(tmp_path)
+    assert said in str(error.value)
+
+
+def test_what_a_later_version_added_does_no_harm(result: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({**result, "more": 1}))
+    assert load_results(tmp_path)["more"] == 1
+
+
 def test_two_evaluations_stand_side_by_side_with_what_keeps_them_apart(
     result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,7 +373,9 @@ def test_two_evaluations_stand_side_by_side_with_what_keeps_them_apart(
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["EAGLE-2 tree, T=0"][3] == "9.87"
     assert rows["chain, T=0"][3:] == ("-", "-", "-")
-    assert differences(["A", "B"], [result, other]) == ["B and A differ in hardware: tokens per second do not compare"]
+    assert differences(["A", "B"], [result, other]) == [
+        "B and A differ in hardware: tokens per second and speed-ups do not compare"
+    ]
     assert differences(["A", "B"], [result, result]) == []
     for name, values in (("one", result), ("two", other)):
         (tmp_path / name).mkdir()

@@ -1,9 +1,11 @@
-"""The part of JSON Schema that eval/results.schema.json uses, checked by hand: no library is needed for it."""
+"""The part of JSON Schema that results.schema.json uses, checked by hand: no library is needed for it."""
 
+import functools
 import json
 from importlib.resources import files
 from typing import Any
 
+NOT_DESCRIBED = "is not described; add it to eval/results.schema.json"
 KNOWN = {
     *("$schema", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties"),
     *("items", "anyOf", "enum", "const"),
@@ -14,9 +16,11 @@ TYPES: dict[str, Any] = {
 }
 
 
+@functools.cache
 def results_schema() -> dict[str, Any]:
-    """The shipped schema."""
-    return json.loads((files("eagle") / "eval" / "results.schema.json").read_text(encoding="utf-8"))
+    """The shipped schema of results.json."""
+    schema: dict[str, Any] = json.loads((files("eagle") / "eval" / "results.schema.json").read_text(encoding="utf-8"))
+    return schema
 
 
 def problems(value: Any, schema: Any, root: dict[str, Any], where: str = "results") -> list[str]:
@@ -24,7 +28,7 @@ def problems(value: Any, schema: Any, root: dict[str, Any], where: str = "result
     if schema is True:
         return []
     if schema is False:
-        return [f"{where} is not described; add it to eval/results.schema.json"]
+        return [f"{where} {NOT_DESCRIBED}"]
     assert schema.keys() <= KNOWN, f"this validator does not know {schema.keys() - KNOWN}"
     if "$ref" in schema:
         return problems(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, where)
