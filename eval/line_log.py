@@ -28,7 +28,7 @@ class LineLog:
     def __enter__(self) -> "LineLog":
         lines = _whole_lines(self.path)
         if lines and lines[0] == self._header:
-            self.records = {record["key"]: record for record in lines[1:]}
+            self.records = {record["key"]: record for record in lines[1:] if "key" in record}
         elif lines:
             console.print(
                 f"eval: {self.path} was of {_what_differs(lines[0], self._header)}; starting afresh", markup=False
@@ -69,15 +69,19 @@ def _what_differs(found: Record, wanted: Record) -> str:
 
 
 def _whole_lines(path: Path) -> list[Record]:
-    """The lines that are complete, up to the first one that is not."""
+    """The lines that are complete, up to the first one that is not.
+
+    Lines end at "\\n" only: texts may hold other characters that str.splitlines takes for line ends, such as U+2028.
+    """
     if not path.is_file():
         return []
     parsed: list[Record] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
+    for line in path.read_bytes().split(b"\n")[:-1]:
         try:
-            parsed.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except ValueError:
             break
+        if not isinstance(record, dict):
+            break
+        parsed.append(record)
     return parsed
