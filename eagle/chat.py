@@ -1,6 +1,6 @@
 """From chat messages to the ids that the target is asked with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,6 +26,27 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[st
     # The template writes the special tokens itself, BOS included.
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def utf8(text: str, where: str) -> str:
+    """The text. Raises EagleError when it holds bytes that are no UTF-8, as Python keeps them of a command line or a pipe."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise EagleError(
+            f"{where} is not UTF-8 text (at character {error.start}); convert it, for instance with iconv"
+        ) from error
+    return text
+
+
+def read_utf8(read: Callable[[], str], where: str) -> str:
+    """What `read` returns. Raises EagleError when that is not UTF-8 text."""
+    try:
+        return utf8(read(), where)
+    except UnicodeDecodeError as error:
+        raise EagleError(
+            f"{where} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, for instance with iconv"
+        ) from error
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

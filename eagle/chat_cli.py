@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +50,14 @@ def chat(options: argparse.Namespace) -> None:
     """
     sampling_keywords(options)  # mistakes are told before anything is loaded
     decoder = decoder_of(options)
+    from eagle.chat import utf8
     from eagle.chat_session import SETTINGS, ChatSession
     from eagle.chat_view import ChatView
 
     settings = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     session = ChatSession(decoder=decoder, settings=settings, preset=options.preset)
     if options.system:
-        session.set_system(options.system)
+        session.set_system(utf8(options.system, "--system"))
     view = ChatView()
     interactive = sys.stdin.isatty()
     if interactive:
@@ -82,10 +85,12 @@ def chat(options: argparse.Namespace) -> None:
 
 def _read(view: "ChatView", *, interactive: bool) -> str | None:
     """The next turn; None: there is none. A line that ends in a backslash goes on in the next."""
+    from eagle.chat import read_utf8
+
     lines: list[str] = []
     while True:
         if not interactive:
-            line = sys.stdin.readline()
+            line = read_utf8(lambda: sys.stdin.readline(), "standard input")
             if not line:
                 return "\n".join(lines) or None
             line = line.rstrip("\n")
@@ -95,7 +100,7 @@ def _read(view: "ChatView", *, interactive: bool) -> str | None:
                 print(prompt, end="", file=sys.stderr, flush=True)
                 prompt = ""
             try:
-                line = input(prompt)
+                line = read_utf8(functools.partial(input, prompt), "that line")
             except EOFError:
                 print(file=sys.stderr)
                 return None
@@ -183,7 +188,7 @@ def _preset(session: "ChatSession", view: "ChatView", name: str) -> None:
 def _save(session: "ChatSession", view: "ChatView", name: str) -> None:
     if not name:
         raise EagleError("/save: expected a file name, such as /save chat.json")
-    session.save(Path(name).expanduser())
+    session.save(Path(os.path.expanduser(name)))
     view.remark(f"saved in {name}")
 
 
@@ -193,7 +198,8 @@ def _stats(session: "ChatSession") -> str:
         return f"no answers yet; {session.described()}"
     lines = [
         f"{totals['answers']} answers, {totals['tokens']} tokens, {totals['tokens_per_second']:.1f} tok/s, "
-        f"tau {totals['tau']:.2f} over {totals['verify_steps']} verify steps, median TTFT "
+        + ("" if totals["tau"] is None else f"tau {totals['tau']:.2f} over {totals['verify_steps']} verify steps, ")
+        + f"median TTFT "
         f"{totals['median_first_token_ms'] / 1e3:.2f} s",
         "tokens: " + ", ".join(f"{count} {name}" for name, count in totals["origins"].items()),
         session.described(),

@@ -1,6 +1,7 @@
 """A conversation with a decoder: the turns so far, the settings, and what each answer cost. No terminal here."""
 
 import json
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,26 +138,28 @@ class ChatSession:
         return ", ".join(said + defaults)
 
     def totals(self) -> dict[str, Any]:
-        """Figures over all answers so far."""
+        """Figures over all answers so far; tau: of those that were drafted for, None of none."""
         stats = [turn.stats for turn in self.turns]
-        steps = sum(one.verify_steps for one in stats)
+        drafted = [one for one in stats if one.attempts_per_depth]
+        steps = sum(one.verify_steps for one in drafted)
         tokens, seconds = sum(one.new_tokens for one in stats), sum(one.total_ms for one in stats) / 1e3
         origins = [origin for one in stats for origin in one.origins]
-        firsts = sorted(turn.first_token_ms for turn in self.turns)
         return {
             "answers": len(stats),
             "tokens": tokens,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
-            "tau": (sum(sum(one.accepted) for one in stats) + steps) / steps if steps else 0.0,
+            "tau": 1 + sum(sum(one.accepted) for one in drafted) / steps if steps else None,
             "origins": {name: origins.count(name) for name in ("drafted", "bonus", "correction", "plain")},
-            "median_first_token_ms": firsts[len(firsts) // 2] if firsts else 0.0,
+            "median_first_token_ms": statistics.median(turn.first_token_ms for turn in self.turns)
+            if self.turns
+            else None,
             "verify_steps": steps,
         }
 
     def save(self, path: Path) -> None:
         """Writes the conversation: .jsonl as one row of training data (messages), else JSON with settings and figures.
 
-        Raises EagleError for a file that was there before this chat.
+        Raises EagleError for a file that was there before this chat, and for one that cannot be written.
         """
         if path.exists() and path.resolve() not in self._saved:
             raise EagleError(f"{path} exists already; choose another name")
@@ -171,8 +174,11 @@ class ChatSession:
                 "answers": turns,
             }
         text = json.dumps(whole, ensure_ascii=False, indent=None if path.suffix == ".jsonl" else 2) + "\n"
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        try:
+            with atomic_path(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EagleError(f"{path} cannot be written ({error.strerror}); choose another place") from error
         self._saved.add(path.resolve())
 
     def _keywords(self, *, prompt_tokens: int) -> tuple[dict[str, Any], bool]:

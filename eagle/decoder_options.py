@@ -15,6 +15,10 @@ DEFAULT_NEW_TOKENS = 256
 """Longest answer, in tokens, without --max-new-tokens and --preset."""
 
 _SAMPLING = ("top_k", "top_p", "min_p", "seed")
+_OF_DRAFTING = (
+    *("drafter", "draft_model", "tree_budget", "tree_top_k", "tree_depth"),
+    *("rule", "rule_top_k", "rule_epsilon", "rule_delta"),
+)
 # Options of a rule: the key of the recipe that each one sets.
 _RULE_OPTIONS = {"top_k": ("rule_top_k",), "typical": ("rule_epsilon", "rule_delta")}
 
@@ -28,7 +32,11 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter", choices=["eagle2", "static", "chain", "model", "ngram"], help="what drafts (default: eagle2)"
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="a small model that drafts (--drafter model)")
-    parser.add_argument("--plain", action="store_true", help="no drafting: the same text at plain decoding's speed")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="no drafting (a head stays unused): the same text at plain decoding's speed",
+    )
     parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1 ... (default: cuda where there is one)")
     parser.add_argument(
         "--dtype", default=None, choices=["auto", "float32", "bfloat16", "float16"], help="weights' dtype"
@@ -145,7 +153,9 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     import dataclasses
 
     from eagle.config import DecodeConfig, TargetConfig, read_recipe
+    from eagle.drafters import NEEDS_HEAD
 
+    _refuse_without_drafting(options, search=search)
     recipe = read_recipe(options.recipe) if options.recipe else None
     if options.target is None and recipe is None:
         raise EagleError("no target; give --target MODEL (and --head PATH), or --recipe RECIPE")
@@ -161,17 +171,25 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     _refuse_idle(decode, given)
     template = recipe.data.chat_template if recipe is not None else None
     if search:
-        drafting = [name for name in ("head", "drafter", "draft_model", "rule") if getattr(options, name) is not None]
-        if drafting:
-            raise EagleError(
-                f"--num-beams searches with the target alone, so --{drafting[0].replace('_', '-')} does nothing; leave it out"
-            )
         return target, None, dataclasses.replace(decode, drafter="none"), template
     if options.plain:
         decode = dataclasses.replace(decode, drafter="none")
-    elif head is None and decode.drafter in ("eagle2", "static", "chain"):
+    elif head is None and decode.drafter in NEEDS_HEAD:
         raise EagleError("no draft head; give --head PATH (or --drafter ngram, or --plain to decode without drafting)")
+    elif options.head is not None and decode.drafter not in NEEDS_HEAD:
+        raise EagleError(f"--head was given, but the drafter {decode.drafter} reads no head; leave it out")
     return target, head, decode, template
+
+
+def _refuse_without_drafting(options: argparse.Namespace, *, search: bool) -> None:
+    """Raises EagleError for options of drafting where nothing is drafted."""
+    if not (search or options.plain):
+        return
+    names = ("head", *_OF_DRAFTING) if search else _OF_DRAFTING
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        why = "--num-beams searches with the target alone" if search else "--plain decodes without drafting"
+        raise EagleError(f"{why}, so --{given[0].replace('_', '-')} does nothing; leave it out")
 
 
 def _refuse_idle(decode: "DecodeConfig", given: dict[str, Any]) -> None:

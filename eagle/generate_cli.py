@@ -148,25 +148,25 @@ def answer_one(recipe: "Recipe", question: str, *, max_new_tokens: int) -> None:
 
 
 def _prompts(options: argparse.Namespace) -> Iterator[str | Messages]:
+    from eagle.chat import read_utf8, utf8
+
     if options.prompt is not None and options.file is not None:
         raise EagleError("both a PROMPT and --file were given; give one of them")
     if options.file is not None:
         path = Path(options.file)
         if not path.is_file():
-            raise EagleError(f"prompt file {path} does not exist; give the path of a text file or of a .jsonl file")
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise EagleError(f"prompt file {path} {what}; give the path of a text file or of a .jsonl file")
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             yield from _conversations(path, raw=options.raw)
             return
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise EagleError(f"prompt file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        text = read_utf8(lambda: path.read_text(encoding="utf-8"), f"prompt file {path}")
     elif options.prompt is not None:
-        text = options.prompt
+        text = utf8(options.prompt, "the prompt")
     else:
         if sys.stdin.isatty():
             print("type the prompt, then Ctrl-D:", file=sys.stderr)
-        text = sys.stdin.read()
+        text = read_utf8(lambda: sys.stdin.read(), "standard input")
     text = text if options.raw else text.strip()
     if not text.strip():
         raise EagleError("the prompt is empty; give some text as argument, with --file or on standard input")

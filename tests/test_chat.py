@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from eagle.chat import prompt_ids
+from eagle.chat_cli import _stats
 from eagle.chat_session import ChatSession
 from eagle.chat_view import ChatView
 from eagle.checkpoint import save_head
@@ -132,6 +133,8 @@ def test_a_saved_conversation_is_a_row_that_generate_answers(chat: Chat, tmp_pat
         ("/set top_p 0.5", "top_p 0.5 does nothing at temperature 0"),
         ("/preset cod", "unknown preset"),
         ("/save", "expected a file name"),
+        ("/save /proc/chat.json", "/proc/chat.json cannot be written"),
+        ("hello \udcff", "standard input is not UTF-8 text"),
         ("hello " * 600, "the context is full: this conversation has"),
     ],
 )
@@ -140,6 +143,37 @@ def test_a_mistake_ends_a_scripted_chat_with_its_message(chat: Chat, line: str, 
     assert code == 2
     assert words in err
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--plain", "--rule", "typical"), "--plain decodes without drafting, so --rule does nothing"),
+        (("--plain", "--tree-budget", "8"), "--plain decodes without drafting, so --tree-budget does nothing"),
+        (
+            ("--num-beams", "3", "--tree-depth", "2"),
+            "--num-beams searches with the target alone, so --tree-depth does nothing",
+        ),
+        (("--drafter", "ngram", "--head", "h"), "the drafter ngram reads no head"),
+        (("--file", "."), "prompt file . is a folder"),
+    ],
+)
+def test_options_without_effect_are_told_before_anything_is_loaded(
+    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = [] if "--file" in options else ["hello"]
+    assert main(["generate", *prompt, "--target", "/nowhere", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_tau_is_of_drafted_answers_and_the_median_of_all(decoder: SpeculativeDecoder) -> None:
+    session = ChatSession(decoder=decoder.plain(), settings={"max_new_tokens": 4})
+    for _ in range(2):
+        list(session.answer("hello"))
+    session.turns[0].first_token_ms, session.turns[1].first_token_ms = 10.0, 20.0
+    totals = session.totals()
+    assert (totals["tau"], totals["median_first_token_ms"]) == (None, 15.0)
+    assert "tau" not in _stats(session)
 
 
 def test_options_beyond_a_presets_bounds_are_told_before_anything_is_loaded(chat: Chat) -> None:
