@@ -15,7 +15,6 @@ from rich.table import Table
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
-from eagle.drafters import NEEDS_HEAD
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
@@ -26,6 +25,7 @@ from eagle.eval.methods import PLAIN
 from eagle.eval.prompt_set import Prompt, recipe_prompts
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
+from eagle.eval.which_head import drafting_head
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
@@ -46,7 +46,7 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     prompts, settings = recipe_prompts(recipe.eval), parse_settings(recipe.eval.sampling)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     decoder = checked_decoder(recipe, target, head)
-    head = _head_of(recipe, head)
+    head = drafting_head(recipe, head)
     identity = {"check": "exact", **evaluation_identity(recipe, head, prompts), "weights": target.identity()}
     with AnswerLog(recipe.eval_dir / "exactness.jsonl", identity) as log:
         skipped = _answer_all(decoder, prompts, settings, recipe, log)
@@ -81,15 +81,7 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
         )
     if recipe.decode.drafter == "none":
         raise EagleError('decode.drafter is "none": plain decoding would be compared with itself; name a drafter')
-    return SpeculativeDecoder.from_pretrained(target, _head_of(recipe, head), decode=recipe.decode)
-
-
-def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
-    if recipe.decode.drafter in NEEDS_HEAD:
-        return recipe.head_dir if head is None else head
-    if head is not None:
-        raise EagleError(f'--head was given, but decode.drafter "{recipe.decode.drafter}" reads no head; leave it out')
-    return None
+    return SpeculativeDecoder.from_pretrained(target, drafting_head(recipe, head), decode=recipe.decode)
 
 
 def _answer_all(

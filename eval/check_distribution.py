@@ -20,22 +20,21 @@ from eagle.decode import SpeculativeDecoder
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
-from eagle.eval.chi_square import LEVEL, NEW_TOKENS, Joint, continuations, exact_joint, holm, p_values
+from eagle.eval.chi_square import LEVEL, MOST_KEPT, NEW_TOKENS, Joint, continuations, exact_joint, holm, p_values
 from eagle.eval.identity import evaluation_identity
 from eagle.eval.line_log import LineLog
 from eagle.eval.mutants import LOSSLESS
 from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.runner import first_turn, fits
 from eagle.eval.settings import Setting, parse_settings
+from eagle.eval.which_head import own_or_given
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.sampling import Sampling
 from eagle.target import Target
 
 KEPT = 5
-"""Tokens kept (top_k) where a setting keeps more: KEPT ** NEW_TOKENS continuations can be enumerated."""
-MOST_KEPT = 8
-"""A setting's own top_k up to this stays as it is."""
+"""Tokens kept (top_k) where a setting keeps more than MOST_KEPT; its own top_k up to that stays as it is."""
 BATCH = 128
 TESTS = ("tokens 2-3", "tokens 2-4")
 
@@ -56,11 +55,7 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
             f"eval.sampling is {list(recipe.eval.sampling)}: at temperature 0 there is one outcome, which --check exact takes; "
             'add a setting such as "T=1"'
         )
-    head_path = recipe.head_dir if head is None else head
-    if head is None and not recipe.head_dir.is_dir():
-        raise EagleError(
-            f"there is no head at {recipe.head_dir}; train it first (eagle train RECIPE) or give --head PATH"
-        )
+    head_path = own_or_given(recipe, head)
     loaded, prompts = load_head(head_path), recipe_prompts(recipe.eval)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     assert target.tokenizer is not None

@@ -9,7 +9,7 @@ tested against the target's exact probabilities, which a top-k filter makes few 
 import argparse
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from eagle.chat import text_ids
 from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
@@ -29,6 +30,8 @@ from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 
 NEW_TOKENS = 4
+MOST_KEPT = 8
+"""Tokens kept (top_k) at most: MOST_KEPT ** NEW_TOKENS continuations are enumerated."""
 LEVEL = 0.01
 """Family-wise error at which the table's verdict is given."""
 
@@ -82,12 +85,12 @@ def p_values(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, float]
     """Chi-square p-values of tokens 2-3 and 2-4, their joint distribution."""
     values = {}
     for last in (3, 4):
-        expected: Counter[tuple[int, ...]] = Counter()
+        expected: Joint = defaultdict(float)
         for cell, mass in exact.items():
-            expected[cell[1:last]] += mass  # type: ignore[assignment]
+            expected[cell[1:last]] += mass
         seen = Counter(tokens[1:last] for tokens in found)
         cells = [*expected, *(seen.keys() - expected.keys())]
-        values[f"tokens 2-{last}"] = chi_square_p_value([seen[c] for c in cells], [float(expected[c]) for c in cells])
+        values[f"tokens 2-{last}"] = chi_square_p_value([seen[c] for c in cells], [expected[c] for c in cells])
     return values
 
 
@@ -153,26 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-k", type=int, default=5, help="tokens kept: k^4 continuations are enumerated")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    try:
-        target = Target.from_pretrained(options.target)
-        if target.tokenizer is None:
-            raise EagleError(f"{options.target} has no tokenizer to read the prompt with; give a complete checkpoint")
-        ids_1T = target.tokenizer(options.prompt, return_tensors="pt")["input_ids"]
-        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, seed=options.seed)
-        result = verdict(
-            measure(
-                target,
-                load_head(options.head),
-                ids_1T,
-                sampling,
-                rows=options.rows,
-                batch=options.batch,
-                variants=options.only,
-            )
-        )
-    except EagleError as error:
-        print(error, file=sys.stderr)
-        return 2
+    _check(options)
+    target = Target.from_pretrained(options.target)
+    if target.tokenizer is None:
+        raise EagleError(f"{options.target} has no tokenizer to read the prompt with; give a complete checkpoint")
+    ids_1T = torch.tensor([text_ids(target.tokenizer, options.prompt)], device=target.device)
+    sampling = Sampling(temperature=options.temperature, top_k=options.top_k, seed=options.seed)
+    head = load_head(options.head)
+    result = verdict(
+        measure(target, head, ids_1T, sampling, rows=options.rows, batch=options.batch, variants=options.only)
+    )
     table = Table("rule", "tokens 2-3", "tokens 2-4", "Holm", "told apart from the target", title="chi-square p-values")
     for name, line in result.items():
         expected = line["told apart"] != line["lossless"]
@@ -186,5 +179,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(line["told apart"] != line["lossless"] for line in result.values()) else 1
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Raises EagleError for what cannot be measured: nothing to draw, or too much to enumerate."""
+    for name in ("rows", "batch"):
+        if getattr(options, name) < 1:
+            raise EagleError(f"--{name} is {getattr(options, name)}, expected 1 or more")
+    if not options.temperature > 0:
+        raise EagleError(f"--temperature is {options.temperature}, expected above 0: greedily there is one outcome")
+    if not 2 <= options.top_k <= MOST_KEPT:
+        raise EagleError(
+            f"--top-k is {options.top_k}, expected 2 to {MOST_KEPT}: all top_k^{NEW_TOKENS} continuations are enumerated"
+        )
+    if not options.prompt.strip():
+        raise EagleError("--prompt is empty; give some text to continue")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    from eagle.exits import exit_code
+
+    sys.exit(exit_code(main))

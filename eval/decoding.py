@@ -29,8 +29,10 @@ from eagle.eval.methods import CommitClock, rotated
 from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.runner import first_turn, fits
+from eagle.eval.which_head import drafting_head
 from eagle.files import sha256_text
 from eagle.progress import ProgressBar, console
+from eagle.rules import rule_of
 from eagle.target import Target
 
 _BEAM = {"do_sample": False, "num_beams": 4}
@@ -82,7 +84,8 @@ DEFINITIONS = {
     "NLL per token": "negative log-likelihood of the answer under the target at temperature 1 without filters, nats per token: "
     "lower is likelier, not better",
     "distinct-2": "share of the answer's pairs of neighbouring tokens that are different pairs: low means that it repeats itself",
-    "drafted": "wall time per token with the recipe's drafter, and tau; the text is the plain one under the rule coupled",
+    "drafted": "wall time per token with the recipe's drafter, and tau (pooled). Under the rule coupled the text is the plain "
+    "one; the line below the table counts how many were",
 }
 _QUANTITIES = ("tokens", "first_token_ms", "ms_per_token", "kv_mib", "nll_per_token", "distinct_2")
 
@@ -138,14 +141,10 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
 
 
 def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
-    """The head that drafts, None where none does."""
-    if recipe.decode.drafter not in NEEDS_HEAD:
-        if head is not None:
-            raise EagleError(
-                f'--head was given, but decode.drafter "{recipe.decode.drafter}" reads no head; leave it out'
-            )
+    """The head that drafts, None where none does: here a recipe's own head may be missing."""
+    if recipe.decode.drafter in NEEDS_HEAD and head is None and not recipe.head_dir.is_dir():
         return None
-    return head if head is not None else recipe.head_dir if recipe.head_dir.is_dir() else None
+    return drafting_head(recipe, head)
 
 
 def _answer(
@@ -214,6 +213,7 @@ def _result(
         "max_new_tokens": recipe.eval.max_new_tokens,
         "target": recipe.target.model,
         "head": None if head is None else str(head),
+        "lossless": rule_of(recipe.decode).name == "coupled",
         "about": {name: way.about for name, way in WAYS.items()},
         "ways": ways,
         "definitions": DEFINITIONS,

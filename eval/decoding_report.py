@@ -47,6 +47,22 @@ def rows(result: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What the table needs beside it: whether drafting left the texts, or why nothing was drafted."""
+    drafted = {name: way["drafted"] for name, way in result["ways"].items() if "drafted" in way}
+    if not drafted:
+        return [
+            "nothing was drafted: the recipe has no drafter, or its head is not there yet (eagle train RECIPE, or --head PATH)"
+        ]
+    counts = ", ".join(f"{name} {one['same_text']}/{one['answers']}" for name, one in drafted.items())
+    left = any(one["same_text"] < one["answers"] for one in drafted.values())
+    if left and result["lossless"]:
+        return [
+            f"DIFFERENT: drafted texts equal to the plain ones: {counts}; is it a numerical tie? See eagle eval --check exact"
+        ]
+    return [f"drafted texts equal to the plain ones: {counts}"]
+
+
 def print_decoding(result: Mapping[str, Any], out: Console | None = None) -> None:
     """Prints the table, the definitions and the first texts."""
     out = out or Console(highlight=False)
@@ -57,6 +73,8 @@ def print_decoding(result: Mapping[str, Any], out: Console | None = None) -> Non
     for row in rows(result):
         table.add_row(*row)
     out.print(table)
+    for line in notes(result):
+        out.print(line, markup=False, soft_wrap=True)
     for name, text in result["definitions"].items():
         out.print(f"{name}: {text}", markup=False, soft_wrap=True, style="dim")
     for one in result["texts"][:TEXTS_SHOWN]:
@@ -88,6 +106,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     headings = [heading.replace("-\n", "").replace("\n", " ") for heading in _HEADINGS]
     lines += ["| " + " | ".join(headings) + " |", "|---" * len(_HEADINGS) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows(result)]
+    lines += ["", *(f"- {line}" for line in notes(result))]
     lines += ["", *(f"- `{name}`: {about}" for name, about in result["about"].items()), "", "## Definitions", ""]
     lines += [f"- **{name}**: {text}" for name, text in result["definitions"].items()]
     lines += ["", "## Measured on", "", f"- target: {result['target']}; head: {result['head'] or 'none'}"]

@@ -37,6 +37,7 @@ from eagle.eval.runner import Runner
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
+from eagle.eval.which_head import own_or_given
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
@@ -53,11 +54,7 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     Raises EagleError for a missing head or prompt file, or a head that does not fit the target.
     """
     processes = join_processes()
-    if head is None and not recipe.head_dir.is_dir():
-        raise EagleError(
-            f"there is no head at {recipe.head_dir}; train it first (eagle train RECIPE) or give --head PATH"
-        )
-    head_path = head if head is not None else recipe.head_dir
+    head_path = own_or_given(recipe, head)
     sets = recipe_sets(recipe.eval)
     identity = evaluation_identity(recipe, head_path, prompts_in(sets))
     done = read_results(recipe.eval_dir)

@@ -7,17 +7,15 @@ First turns only; the rules take turns prompt by prompt, their order rotating.
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
-from eagle.drafters import NEEDS_HEAD
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
@@ -30,6 +28,8 @@ from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.quality_report import print_quality, write_quality
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
+from eagle.eval.statistics import paired_difference
+from eagle.eval.which_head import drafting_head
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
 from eagle.target import Target
@@ -68,7 +68,9 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
         recipe.eval.max_new_tokens,
     )
     target = Target.from_config(recipe.target, recipe.data.chat_template)
-    head_path = _head_of(recipe, head)
+    if recipe.decode.drafter == "none":
+        raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
+    head_path = drafting_head(recipe, head)
     rules = {name: rule_of(recipe.decode, name) for name in RULES}
     decoders = {
         name: SpeculativeDecoder.from_pretrained(target, head_path, decode=recipe.decode, rule=rule)
@@ -122,21 +124,6 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
         f"eval: {recipe.eval_dir / 'quality.json'} holds this, quality.jsonl every answer", markup=False, soft_wrap=True
     )
     return result
-
-
-def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
-    drafter = recipe.decode.drafter
-    if drafter == "none":
-        raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
-    if drafter not in NEEDS_HEAD:
-        if head is not None:
-            raise EagleError(f'--head was given, but decode.drafter "{drafter}" reads no head; leave it out')
-        return None
-    if head is None and not recipe.head_dir.is_dir():
-        raise EagleError(
-            f"there is no head at {recipe.head_dir}; train it first (eagle train RECIPE) or give --head PATH"
-        )
-    return recipe.head_dir if head is None else head
 
 
 def _described(rule: Any) -> str:
@@ -201,9 +188,11 @@ def summary(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
         body["same_text"] = sum(mine["text"] == theirs["text"] for mine, theirs in pairs)
         if rule != LOSSLESS:
             body["speed_over_lossless"] = body["tokens_per_second"] / _figures(list(base.values()))["tokens_per_second"]
-            body["nll_difference"] = _paired(pairs, _nll_per_token, seed=seed)
+            parts = [[(one["nll"], one["tokens"]) for one in pair] for pair in pairs]
+            body["nll_difference"] = paired_difference(parts, resamples=RESAMPLES, seed=seed)
             for name in EXTRACTIONS if judged else ():
-                body[f"accuracy_difference_{name}"] = _paired(judged, _accuracy(name), seed=seed)
+                parts = [[(one["right"][name], 1) for one in pair] for pair in judged]
+                body[f"accuracy_difference_{name}"] = paired_difference(parts, resamples=RESAMPLES, seed=seed)
         result[rule] = body
     return result
 
@@ -215,7 +204,10 @@ def _figures(answers: Sequence[Record]) -> dict[str, Any]:
         "answers": len(answers),
         "tokens": sum(one["tokens"] for one in answers),
         "nll_per_token": _nll_per_token(answers),
-        **{f"accuracy_{name}": _accuracy(name)(judged) if judged else None for name in EXTRACTIONS},
+        **{
+            f"accuracy_{name}": sum(one["right"][name] for one in judged) / len(judged) if judged else None
+            for name in EXTRACTIONS
+        },
         "judged": len(judged),
         "tau": 1 + sum(steps) / max(len(steps), 1),
         "tokens_per_second": sum(one["tokens"] for one in answers) / sum(one["seconds"] for one in answers),
@@ -224,22 +216,3 @@ def _figures(answers: Sequence[Record]) -> dict[str, Any]:
 
 def _nll_per_token(answers: Sequence[Record]) -> float:
     return float(sum(one["nll"] for one in answers) / max(sum(one["tokens"] for one in answers), 1))
-
-
-def _accuracy(name: str) -> Callable[[Sequence[Record]], float]:
-    return lambda answers: sum(one["right"][name] for one in answers) / len(answers)
-
-
-def _paired(
-    pairs: Sequence[tuple[Record, Record]], figure: Callable[[Sequence[Record]], float], *, seed: int
-) -> Mapping[str, float]:
-    """figure(first of the pairs) - figure(second), with its 95% percentile interval over resampled pairs."""
-
-    def difference(chosen: Sequence[tuple[Record, Record]]) -> float:
-        mine, theirs = zip(*chosen)
-        return figure(mine) - figure(theirs)
-
-    draws = np.random.default_rng(seed).integers(0, len(pairs), size=(RESAMPLES, len(pairs)))
-    resampled = [difference([pairs[i] for i in draw]) for draw in draws]
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return {"difference": difference(pairs), "low": float(low), "high": float(high), "pairs": len(pairs)}

@@ -5,6 +5,7 @@ from typing import Any
 
 from eagle.eval.report_parts import number
 from eagle.eval.results import LABELS, exact_text, label_of, main_method
+from eagle.eval.statistics import FEWEST
 
 Result = Mapping[str, Any]
 
@@ -19,6 +20,8 @@ def tiles(result: Result, setting: str) -> list[tuple[str, str, str]]:
         ratio = row[f"speedup_{baseline}"]
         if ratio is not None:
             beneath = f"95% interval {ratio['low']:.2f} to {ratio['high']:.2f}"
+            if ratio["samples"] < FEWEST:
+                beneath = f"of {ratio['samples']} request{'s' * (ratio['samples'] > 1)}: too few for an interval"
             found.append((f"speed-up over {LABELS[baseline]}", f"{ratio['median']:.2f}x", beneath))
     if row["tau"] is not None:
         found.append(("acceptance length (tau)", number(row["tau"]), f"over {row['verify_steps']:,} verify steps"))

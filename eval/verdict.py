@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle.eval.results import LABELS, label_of, main_method
+from eagle.eval.statistics import FEWEST
 
 
 def verdict(result: Mapping[str, Any], setting: str) -> list[str]:
@@ -26,8 +27,9 @@ def _speed(body: Mapping[str, Any], main: str, baseline: str) -> str:
         return ""
     against = LABELS[baseline] if baseline == "hf" else f"the {LABELS[baseline]}"
     how = f"median over {ratio['samples']} requests, 95% interval {ratio['low']:.2f} to {ratio['high']:.2f}"
-    if ratio["samples"] == 1:
-        return f"{label_of(main)} is {ratio['median']:.2f}x as fast as {against} on the one request that was measured."
+    if ratio["samples"] < FEWEST:
+        over = "the one request" if ratio["samples"] == 1 else f"{ratio['samples']} requests (median)"
+        return f"{label_of(main)} is {ratio['median']:.2f}x as fast as {against} on {over}: too few to conclude from."
     if ratio["low"] <= 1 <= ratio["high"]:
         return f"{label_of(main)} shows no clear gain over {against}: {ratio['median']:.2f}x ({how}, which holds 1)."
     if ratio["high"] < 1:

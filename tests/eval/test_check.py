@@ -15,17 +15,29 @@ from eagle.eval.batch_answer import BatchAnswer
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from tests.recipes import write_recipe
+from tests.tiny import save_tiny_target
 
 torch.set_num_threads(1)
 SAMPLING = ["T=0", "T=0.7", "T=1 top_p=0.9"]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    recipe = read_recipe(write_recipe(tmp_path), [f"--eval.sampling={json.dumps(SAMPLING)}"])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a random head, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    save_tiny_target(folder / "target")
     torch.manual_seed(0)
-    config = EagleHeadConfig.for_target(Target.from_config(recipe.target).config, initializer_range=0.2)
-    save_head(EagleHead(config), recipe.head_dir)
+    config = EagleHeadConfig.for_target(Target.from_pretrained(str(folder / "target")).config, initializer_range=0.2)
+    save_head(EagleHead(config), folder / "head")
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, made: Path) -> Recipe:
+    (tmp_path / "target").symlink_to(made / "target")
+    recipe = read_recipe(write_recipe(tmp_path), [f"--eval.sampling={json.dumps(SAMPLING)}"])
+    recipe.head_dir.parent.mkdir(parents=True)
+    recipe.head_dir.symlink_to(made / "head")
     return recipe
 
 

@@ -16,17 +16,29 @@ from eagle.eval.settings import parse_setting
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from tests.recipes import write_recipe
+from tests.tiny import save_tiny_target
 
 torch.set_num_threads(1)
 SAMPLING = '--eval.sampling=["T=0", "T=0.7"]'
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    recipe = read_recipe(write_recipe(tmp_path), [SAMPLING])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a random head, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    save_tiny_target(folder / "target")
     torch.manual_seed(1)
-    config = EagleHeadConfig.for_target(Target.from_config(recipe.target).config, initializer_range=0.15)
-    save_head(EagleHead(config), recipe.head_dir)
+    config = EagleHeadConfig.for_target(Target.from_pretrained(str(folder / "target")).config, initializer_range=0.15)
+    save_head(EagleHead(config), folder / "head")
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, made: Path) -> Recipe:
+    (tmp_path / "target").symlink_to(made / "target")
+    recipe = read_recipe(write_recipe(tmp_path), [SAMPLING])
+    recipe.head_dir.parent.mkdir(parents=True)
+    recipe.head_dir.symlink_to(made / "head")
     return recipe
 
 
@@ -59,14 +71,14 @@ def test_a_broken_rule_is_rejected_and_a_kill_keeps_the_finished_ones(
             return honest(decoder, *rest, **named)
 
     monkeypatch.setattr(check, "continuations", counted)
-    few = read_recipe(tmp_path / "recipe.yaml", [cold, "--eval.check_rows", "200"])
+    few = read_recipe(tmp_path / "recipe.yaml", [cold, "--eval.check_rows", "80"])
     with pytest.raises(KeyboardInterrupt):
         check.check_distribution(few)
     assert not check.check_distribution(few)
     assert len(drawn) == 3, "the first rule is not drawn again"
     result = json.loads((recipe.eval_dir / "distribution.json").read_text())
     assert any(line["rejected"] for line in result["rules"])
-    command = ["eval", str(tmp_path / "recipe.yaml"), "--check", "distribution", cold, "--eval.check_rows", "200"]
+    command = ["eval", str(tmp_path / "recipe.yaml"), "--check", "distribution", cold, "--eval.check_rows", "80"]
     assert main(command) == 1
 
 

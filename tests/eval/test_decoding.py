@@ -1,5 +1,6 @@
 """`eagle eval --decoding`, `--quality`: what is measured is what the decoders say, and a kill loses no finished answer."""
 
+import copy
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import decoding, quality
 from eagle.eval.decoding import WAYS, compare_decoding
+from eagle.eval.decoding_report import notes
 from eagle.eval.likelihood import negative_log_likelihood
 from eagle.eval.quality import compare_quality, extract, summary
 from eagle.heads import EagleHead, EagleHeadConfig
@@ -90,8 +92,18 @@ def test_drafting_leaves_the_texts_and_is_timed_beside_them(folder: Path, compar
             assert way["drafted"]["same_text"] == way["drafted"]["answers"] == 2
             assert way["drafted"]["tau"] >= 1
     page = (folder / "run/eval/decoding.md").read_text()
+    assert "- drafted texts equal to the plain ones: greedy 2/2, top-k 2/2, top-p 2/2, min-p 2/2" in page
     assert all(f"| {name} |" in page for name in WAYS)
     assert "**KV**" in page
+
+
+def test_a_drafted_text_that_is_not_the_plain_one_is_told(compared: dict[str, object]) -> None:
+    changed = copy.deepcopy(compared)
+    changed["ways"]["top-k"]["drafted"]["same_text"] = 1  # type: ignore[index]
+    (line,) = notes(changed)
+    assert line.startswith("DIFFERENT: ")
+    assert "top-k 1/2" in line
+    assert not notes({**changed, "lossless": False})[0].startswith("DIFFERENT")
 
 
 def test_a_killed_comparison_continues(
@@ -219,3 +231,4 @@ def test_without_what_they_need_they_say_so(folder: Path, tmp_path: Path) -> Non
     result = compare_decoding(recipe_of(folder, elsewhere))
     assert result["head"] is None
     assert not any("drafted" in way for way in result["ways"].values())
+    assert notes(result)[0].startswith("nothing was drafted")

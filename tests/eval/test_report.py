@@ -13,7 +13,8 @@ import pytest
 from eagle.cli import main
 from eagle.errors import EagleError
 from eagle.eval.compare import comparison, differences
-from eagle.eval.report import REPORT, render, rerender, write_results
+from eagle.eval.report import REPORT, _letters, render, rerender, write_results
+from eagle.eval.report_facts import tiles
 from eagle.eval.report_plots import bins
 from eagle.eval.results import load_results, read_results
 from eagle.eval.verdict import verdict
@@ -261,6 +262,18 @@ def test_the_verdict_claims_no_more_than_the_interval_allows(
     assert said in " ".join(verdict(changed, "T=0"))
 
 
+@pytest.mark.parametrize(("samples", "words"), [(1, "the one request"), (5, "5 requests (median)")])
+def test_few_requests_have_a_ratio_but_no_verdict(result: dict[str, Any], samples: int, words: str) -> None:
+    changed = copy.deepcopy(result)
+    overall = changed["settings"]["T=0"]["methods"]["eagle2"]["overall"]
+    overall["speedup_plain"].update(samples=samples, low=1.3, median=1.4, high=1.5)
+    overall["speedup_hf"] = None
+    said = " ".join(verdict(changed, "T=0"))
+    assert f"1.40x as fast as the plain loop on {words}: too few to conclude from." in said
+    (tile, *_) = tiles(changed, "T=0")
+    assert tile[2].endswith("too few for an interval")
+
+
 def test_bins_hold_every_request_and_start_where_tau_can_be() -> None:
     for taus in ([1.15, 1.16], [1.0, 1.0], [1.2, 1.9, 3.4], [2.0]):
         edges = bins(taus)
@@ -360,6 +373,10 @@ def test_a_damaged_file_is_named_with_the_place(
 def test_what_a_later_version_added_does_no_harm(result: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps({**result, "more": 1}))
     assert load_results(tmp_path)["more"] == 1
+
+
+def test_many_evaluations_have_names_of_their_own() -> None:
+    assert [_letters(i) for i in (0, 25, 26, 27, 52)] == ["A", "Z", "AA", "AB", "BA"]
 
 
 def test_two_evaluations_stand_side_by_side_with_what_keeps_them_apart(

@@ -1,7 +1,10 @@
 """The chi-square test: its p-values are uniform under the hypothesis, small beside it."""
 
 import numpy as np
+import pytest
 
+from eagle.errors import EagleError
+from eagle.eval.chi_square import main
 from eagle.eval.statistics import chi_square_p_value
 
 
@@ -28,3 +31,12 @@ def test_a_wrong_distribution_is_found_and_an_impossible_count_is_certain() -> N
 
 def test_too_few_counts_say_nothing() -> None:
     assert chi_square_p_value([3, 1], [0.5, 0.5]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--rows", "0"), ("--batch", "0"), ("--temperature", "0"), ("--top-k", "0"), ("--top-k", "50"), ("--prompt", " ")],
+)
+def test_what_the_command_cannot_measure_is_told_before_anything_is_loaded(option: str, value: str) -> None:
+    with pytest.raises(EagleError, match=rf"{option} is"):
+        main(["--target", "/nowhere", "--head", "/nowhere", option, value])
