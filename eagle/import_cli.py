@@ -48,7 +48,9 @@ def import_head(options: argparse.Namespace) -> None:
     from eagle.formats.registry import format_named
 
     out = Path(options.out)
-    refuse_existing(out, overwrite=options.overwrite)
+    refuse_existing(out, options.source, overwrite=options.overwrite)
+    if options.rope_theta is not None and not 0 < options.rope_theta < float("inf"):
+        raise EagleError(f"--rope-theta is {options.rope_theta:g}, expected a positive number such as 10000")
     format = None if options.format is None else format_named(options.format)
     target = None if options.target is None else target_facts(options.target)
     told = options.norm_before_residual
@@ -98,12 +100,24 @@ def write_imported(
     say(f"{out}: {weights:,} weights, {dtype}")
 
 
-def refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """Raises EagleError for a folder that holds something and was not given up."""
+def refuse_existing(out: Path, source: str, *, overwrite: bool) -> None:
+    """Raises EagleError for a folder that holds something and was not given up, or must not be: it is replaced as a whole.
+
+    source: the head that is read, which may be a folder.
+    """
     if out.is_file():
         raise EagleError(f"{out} is a file, expected a folder to write; name another")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    read = Path(source).resolve()
+    if read.is_dir() and (read == out.resolve() or out.resolve() in read.parents):
+        raise EagleError(f"{out} holds the head that is read ({source}); name another folder")
+    if not overwrite:
         raise EagleError(f"{out} exists and is not empty; name another folder, or add --overwrite to replace it")
+    if not (out / "config.json").is_file():
+        raise EagleError(
+            f"{out} is no head's folder (no config.json), and --overwrite replaces heads alone; name another"
+        )
 
 
 def target_facts(model: str) -> "TargetFacts":

@@ -88,6 +88,11 @@ def read_head(
     _drop_zero_biases(state, found, version, notes)
     try:
         values = dict(files.values) if found.flatten is None else found.flatten(dict(files.values))
+        if found is OWN and overrides not in (None, Overrides()):
+            raise EagleError(
+                "it is a folder of this project, which tells all settings: --rope-theta and --norm-before-residual have no "
+                "effect; leave them out"
+            )
         if found is not OWN:
             values = _settings(values, state, found, version, target, overrides, notes)
             _restore(values, state, files, version, notes)
@@ -120,6 +125,9 @@ def _settings(
                 f"{flag.key} is {value!r} ({flag.meaning}): heads here compute as with {flag.expected!r} alone, so this one "
                 "cannot be imported"
             )
+    for key in ("hidden_size", "num_attention_heads", "vocab_size"):
+        if type(values.get(key)) is not int or values[key] < 1:
+            raise EagleError(f"{key} is {values.get(key)!r}, expected a whole number of at least 1; {REMEDY}")
     asked = overrides or Overrides()
     out = {key: values[key] for key in _FIELDS if values.get(key) is not None}
     out["rope_parameters"], where = read_rope(values, default_theta=format.rope_theta)
@@ -131,6 +139,8 @@ def _settings(
     if version == "eagle3":
         _eagle3_settings(out, values, format, target, asked, notes)
     else:
+        if asked.norm_before_residual is not None:
+            raise EagleError("--norm-before-residual is of EAGLE-3 heads, this is an EAGLE-1/2 one; leave it out")
         out.pop("norm_before_residual", None)
         out.pop("draft_vocab_size", None)
         told = values.get("bias")
@@ -151,6 +161,12 @@ def _restore(
 ) -> None:
     """Puts back what `eagle export` wrote beside the files because the format cannot hold it."""
     kept = files.sidecar or {}
+    identity, coverage = kept.get("target_identity", {}), kept.get("draft_coverage", 0.0)
+    if not isinstance(identity, dict) or type(coverage) not in (int, float):
+        raise EagleError(
+            f"{SIDECAR}: target_identity is {identity!r}, draft_coverage {coverage!r}, expected an object and a number; remove "
+            f"{SIDECAR}, or export the head again"
+        )
     values |= {key: kept[key] for key in ("draft_coverage", "target_identity") if key in kept}
     ids = kept.get("draft_token_ids")
     if ids is None or version != "eagle1":
@@ -290,6 +306,12 @@ def _load(head: DraftHead, state: dict[str, torch.Tensor], format: Format, versi
     if odd:
         raise EagleError(
             f"head {path}: weights are {', '.join(sorted(odd))}, expected float32, bfloat16 or float16; export it unquantised"
+        )
+    broken = sorted(name for name, value in state.items() if _is_plain(value) and not bool(value.isfinite().all()))
+    if broken:
+        raise EagleError(
+            f"head {path}: NaN or infinite values in {', '.join(format.theirs(name, version) for name in broken)}; take an "
+            "earlier checkpoint (a cast to float16 overflows above 65504)"
         )
     if head.config.draft_vocab_size is not None:
         DraftVocabulary.from_tensors(state["d2t"], state["t2d"], where=f"head {path}")

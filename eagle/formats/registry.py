@@ -30,8 +30,8 @@ def format_named(name: str) -> Format:
 
 def detect(files: HeadFiles) -> tuple[Format, str]:
     """A folder's format, and the evidence for it."""
-    if files.sidecar is not None and files.sidecar.get("to") in FORMATS:
-        name = files.sidecar["to"]
+    name = None if files.sidecar is None else files.sidecar.get("to")
+    if isinstance(name, str) and name in FORMATS:
         return FORMATS[name], f"{SIDECAR} says that eagle export wrote it --to {name}"
     for format in FORMATS.values():
         evidence = format.sign(files)

@@ -224,3 +224,54 @@ def test_a_target_with_other_layers_is_refused(
     source = folders.write(tmp_path / "source", *made)
     assert main(["import", str(source), str(tmp_path / "out"), "--target", str(target)]) == 2
     assert "aux_layers is [1, 4, 8], but the target has hidden states 0 .. 7" in capsys.readouterr().err
+
+
+def test_what_the_files_leave_out_is_not_made_up(tmp_path: Path) -> None:
+    config, state = folders.specforge(reference.random_state())
+    for key in ("hidden_size", "num_attention_heads", "vocab_size"):
+        lacking = {name: value for name, value in config.items() if name != key}
+        with pytest.raises(EagleError, match=f"{key} is None, expected a whole number"):
+            read_head(folders.write(tmp_path / key, lacking, state))
+    broken = {**state, "fc.weight": torch.full_like(state["fc.weight"], float("nan"))}
+    with pytest.raises(EagleError, match=r"NaN or infinite values in fc\.weight"):
+        read_head(folders.write(tmp_path / "nan", config, broken))
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [({"to": ["vllm"]}, None), ({"target_identity": "x"}, "target_identity is 'x'"), ({"draft_coverage": "y"}, "'y'")],
+)
+def test_a_sidecar_that_was_changed_is_named_or_passed_over(
+    kept: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    folder = folders.write(tmp_path, *folders.specforge(reference.random_state()))
+    (folder / "eagle_export.json").write_text(json.dumps(kept))
+    if message is None:
+        assert read_head(folder).format.name == "specforge"
+    else:
+        with pytest.raises(EagleError, match=message):
+            read_head(folder)
+
+
+def test_options_without_effect_and_folders_that_are_not_heads_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    source = folders.write(run / "source", *folders.reference1(folders.eagle1_state()))
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.txt").write_text("years of work")
+
+    def refused(*arguments: str) -> str:
+        assert main(["import", *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert "is of EAGLE-3 heads" in refused(str(source), str(tmp_path / "out"), "--norm-before-residual", "true")
+    for theta in ("-3", "0", "nan", "inf"):
+        assert "expected a positive number" in refused(str(source), str(tmp_path / "out"), "--rope-theta", theta)
+    for holding in (run, source):
+        assert "holds the head that is read" in refused(str(source), str(holding), "--overwrite")
+    assert "no head's folder" in refused(str(source), str(tmp_path / "papers"), "--overwrite")
+    assert (tmp_path / "papers" / "thesis.txt").is_file()
+    assert main(["import", str(source), str(tmp_path / "out")]) == 0
+    assert "have no effect" in refused(str(tmp_path / "out"), str(tmp_path / "again"), "--rope-theta", "500000")
+    assert main(["import", str(source), str(tmp_path / "out"), "--overwrite"]) == 0
