@@ -70,7 +70,7 @@ def export(options: argparse.Namespace) -> None:
     from eagle.import_cli import refuse_existing, target_facts
 
     out = Path(options.out)
-    refuse_existing(out, overwrite=options.overwrite)
+    refuse_existing(out, options.head, overwrite=options.overwrite)
     if options.speculative_tokens < 1:
         raise EagleError(f"--speculative-tokens is {options.speculative_tokens}, expected at least 1")
     if options.private and options.push_to_hub is None:
@@ -173,10 +173,8 @@ def _card(
     options: argparse.Namespace,
     verified: list[str],
 ) -> str:
-    from eagle.model_card import Card, model_card
+    from eagle.model_card import Card, model_card, section
 
-    recipe = training.get("recipe") or {}
-    revision = (recipe.get("target") or {}).get("revision") if isinstance(recipe, dict) else None
     return model_card(
         Card(
             version=head.version,
@@ -185,7 +183,7 @@ def _card(
             dtype=options.dtype,
             target=name,
             target_identity=target.identity(),
-            target_revision=revision,
+            target_revision=section(training, "target").get("revision"),
             training=training,
             results=results,
             license=options.license,
@@ -208,20 +206,25 @@ def _training(folder: Path) -> dict[str, Any]:
 def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
     """The card's results, and what is to say about those that were not taken. Only results of this very head count."""
     from eagle.checkpoint import head_hash
-    from eagle.eval.results import read_results
+    from eagle.eval.results import RESULTS, load_results
 
     places = [folder, folder.parent / "eval"] if asked is None else [_folder_of(Path(asked))]
     for place in places:
-        result = read_results(place)
-        if result is None:
+        if asked is None and not (place / RESULTS).is_file():
             continue
-        if result.get("head", {}).get("sha256") == head_hash(folder):
+        try:
+            result = load_results(place)
+        except EagleError as error:
+            if asked is not None:
+                raise
+            return None, [f"left out of the card: {error}"]
+        if (result.get("head") or {}).get("sha256") == head_hash(folder):
             return _results_markdown(result), []
         if asked is None:
-            return None, [f"{place / 'results.json'} is of another head: left out of the card"]
-        raise EagleError(f"{asked} holds results of another head ({result['head'].get('path')}); evaluate this one")
-    if asked is not None:
-        raise EagleError(f"{asked} holds no results.json of this version; run eagle eval, or leave --results out")
+            return None, [f"{place / RESULTS} is of another head: left out of the card"]
+        raise EagleError(
+            f"{asked} holds results of another head; evaluate this one (eagle eval), or leave --results out"
+        )
     return None, ["no results.json of this head was found: the card says so (eagle eval makes one)"]
 
 
@@ -230,14 +233,13 @@ def _folder_of(path: Path) -> Path:
 
 
 def _results_markdown(result: dict[str, Any]) -> str:
-    from eagle.eval.results import headline, method_rows
+    from eagle.eval.results import HEADINGS, headline, method_rows
 
     lines = []
-    headings = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")
     for setting, body in result["settings"].items():
         rows = method_rows(body)
         lines += [f"{headline(result, setting)}:", ""]
-        lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
+        lines += ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
     hardware = result["hardware"]
     gpus = ", ".join(hardware["gpus"]) or "no GPU"

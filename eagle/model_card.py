@@ -107,10 +107,10 @@ def _target(card: Card) -> list[str]:
 def _data(training: Mapping[str, Any]) -> list[str]:
     if "imported_from" in training:
         return [f"imported from {_public(training['imported_from'])} ({training.get('format')}): see there"]
-    data = _section(training, "data")
+    data = section(training, "data")
     if not data:
         return ["not recorded"]
-    found = [f"sources: {', '.join(map(_public, data.get('sources') or ())) or 'not recorded'}"]
+    found = [f"sources: {', '.join(map(_public, _sources(training))) or 'not recorded'}"]
     found += [
         f"{key}: {data[key]}"
         for key in ("max_len", "max_samples", "max_supervised_tokens")
@@ -122,7 +122,7 @@ def _data(training: Mapping[str, Any]) -> list[str]:
 def _recipe(training: Mapping[str, Any]) -> list[str]:
     if "imported_from" in training:
         return ["of the project it was imported from"]
-    train, head = _section(training, "train"), _section(training, "head")
+    train, head = section(training, "train"), section(training, "head")
     if not train:
         return ["not recorded"]
     found = [f"{key}: {train[key]}" for key in _TRAIN if train.get(key) is not None]
@@ -149,10 +149,16 @@ def _licence(card: Card) -> str:
     return f"{named}. The target's licence and the training data's apply to what was made of them."
 
 
-def _section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the recipe in a training.json; {} where there is none."""
     recipe = training.get("recipe")
     found = recipe.get(name) if isinstance(recipe, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def _sources(training: Mapping[str, Any]) -> Sequence[Any]:
+    found = section(training, "data").get("sources")
+    return found if isinstance(found, (list, tuple)) else ()
 
 
 def _public(source: Any) -> str:
@@ -163,10 +169,9 @@ def _public(source: Any) -> str:
 
 def _hub_datasets(training: Mapping[str, Any]) -> list[str]:
     """Sources that are ids of the hub."""
-    sources = _section(training, "data").get("sources") or ()
     return [
         text
-        for text in map(str, sources)
+        for text in map(str, _sources(training))
         if text.count("/") == 1
         and ":" not in text
         and not text.startswith((".", "/", "~"))

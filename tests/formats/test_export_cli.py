@@ -1,6 +1,7 @@
 """`eagle export` as a user meets it: the folder, the card, the command, the hub."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from eagle import export_cli
 from eagle.checkpoint import head_hash, load_head, save_head
 from eagle.cli import main
 from eagle.errors import EagleError
-from eagle.eval.answers import FORMAT
 from eagle.export_cli import push_to_hub
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from tests.eval.report_case import full_result
 from tests.tiny import save_tiny_target
 
 TRAINING = {
@@ -46,21 +47,11 @@ def head(target: Path, tmp_path: Path) -> Path:
 
 
 def write_results(folder: Path, sha256: str) -> None:
-    overall = {
-        "tokens_per_second": 12.5, "ms_per_token": 80.0, "first_token_ms": 9.0, "tau": 2.5, "exact": None, "check": "none",
-        "speedup_hf": None, "speedup_plain": None,
-    }  # fmt: skip
-    result = {
-        "format": FORMAT,
-        "head": {"path": "x", "sha256": sha256},
-        "settings": {"T=0": {"requests": 3, "methods": {"eagle2": {"overall": overall}}}},
-        "prompts": 3,
-        "recipe": {"eval": {"max_new_tokens": 64}},
-        "target_dtype": "float32",
-        "hardware": {"cpu": "Some CPU", "cores": 2, "gpus": [], "system": "Linux x86_64"},
-        "versions": {"torch": "2.13"},
-        "created": "2026-01-01",
-    }
+    """A whole evaluation, with figures of our choice for EAGLE-2's trees."""
+    result = full_result(head={"path": "x", "sha256": sha256, "config": {}})
+    result["hardware"] |= {"cpu": "Some CPU", "cores": 2, "gpus": []}
+    overall = result["settings"]["T=0"]["methods"]["eagle2"]["overall"]
+    overall |= {"tokens_per_second": 12.5, "ms_per_token": 80.0, "first_token_ms": 9.0, "tau": 2.5}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(result))
 
@@ -112,8 +103,14 @@ def test_results_of_another_head_do_not_get_into_the_card(
     card = (tmp_path / "out" / "README.md").read_text()
     assert "None were recorded" in card
     assert yaml.safe_load(card.split("---\n")[1])["license"] == "other"
-    assert main([*command, "--overwrite", "--results", str(tmp_path / "run" / "eval" / "results.json")]) == 2
+    file = tmp_path / "run" / "eval" / "results.json"
+    assert main([*command, "--overwrite", "--results", str(file)]) == 2
     assert "results of another head" in capsys.readouterr().err
+    file.write_text("{")
+    assert main([*command, "--overwrite"]) == 0
+    assert re.search(r"left out of the card: .*results\.json is not JSON", capsys.readouterr().out)
+    assert main([*command, "--overwrite", "--results", str(file)]) == 2
+    assert "is not JSON" in capsys.readouterr().err
 
 
 def test_an_export_that_reads_back_differently_leaves_nothing(
@@ -203,3 +200,14 @@ def test_the_command_uploads_and_serves_from_the_repository(
     assert "uploaded to https://hub" in printed
     assert main(["export", str(head), str(out), "--to", "vllm", "--private", "--overwrite"]) == 2
     assert "--private does nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("training", [{"recipe": [1]}, {"recipe": {"target": "x", "data": {"sources": 5}}}])
+def test_a_training_record_of_another_shape_does_not_stop_the_card(
+    training: dict[str, Any], head: Path, tmp_path: Path
+) -> None:
+    (head / "training.json").write_text(json.dumps(training))
+    assert main(["export", str(head), str(tmp_path / "out"), "--to", "vllm"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "revision: not recorded" in card
+    assert "not recorded" in card.split("## Data")[1].split("##")[0]
