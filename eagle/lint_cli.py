@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from eagle.config import TargetConfig
     from eagle.lint import Report
 
+PARITY = ("prompts", "limit", "depth", "tolerance", "formats")
+"""Options of --parity alone."""
 _STYLES = {"breaks": "bold red", "silently wrong": "red", "warning": "yellow"}
 EPILOG = """\
 The folder is read as the runtime would read it, so that also a head that `eagle` itself refuses can be looked at.
@@ -41,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest logit difference per draft depth between training, decoding, and each format exported and imported again",
     )
     parity.add_argument("--prompts", nargs="+", metavar="FILE", help="prompt files (default: shipped:mt_bench)")
-    parity.add_argument("--limit", type=int, default=4, metavar="N", help="prompts per file (default: 4)")
-    parity.add_argument("--depth", type=int, default=4, metavar="D", help="draft depths compared (default: 4)")
+    parity.add_argument("--limit", type=int, metavar="N", help="prompts per file (default: 4)")
+    parity.add_argument("--depth", type=int, metavar="D", help="draft depths compared (default: 4)")
     parity.add_argument(
         "--tolerance",
         type=float,
@@ -62,6 +64,9 @@ def lint(options: argparse.Namespace) -> int:
         raise EagleError("no head; give its folder: eagle lint HEAD --for vllm")
     if options.runtime is None and not options.parity:
         raise EagleError("no runtime; give --for vllm, sglang, speculators or reference (or --parity)")
+    given = [f"--{name}" for name in PARITY if getattr(options, name) is not None]
+    if given and not options.parity:
+        raise EagleError(f"{', '.join(given)} without --parity: no effect; add --parity")
     if options.parity:
         return _parity(options)
     from eagle.lint import lint
@@ -125,12 +130,14 @@ def _parity(options: argparse.Namespace) -> int:
 
     if options.target is None:
         raise EagleError("--parity runs the head behind its target; give --target MODEL")
+    if options.runtime is not None:
+        raise EagleError("--for and --parity are two different looks at a head; give one at a time")
     result = parity(
         options.head,
         target=options.target,
         prompts=tuple(options.prompts or ("shipped:mt_bench",)),
-        limit=options.limit,
-        depth=options.depth,
+        limit=4 if options.limit is None else options.limit,
+        depth=4 if options.depth is None else options.depth,
         tolerance=options.tolerance,
         formats=options.formats,
     )

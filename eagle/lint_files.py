@@ -107,7 +107,7 @@ class HeadFiles:
         """The RoPE base that the config names, in either spelling; None: none."""
         rope = self.layer.get("rope_parameters")
         spelled = rope.get("rope_theta") if isinstance(rope, dict) else None
-        value = self.layer.get("rope_theta", spelled)
+        value = spelled if self.layer.get("rope_theta") is None else self.layer["rope_theta"]
         return float(value) if isinstance(value, (int, float)) else None
 
 

@@ -36,8 +36,10 @@ def layer_ids(look: Look) -> Iterator[Found]:
             effect = "states are captured as the layers run, in ascending order: fc multiplies the wrong ones"
             yield Found(severity="silently wrong", evidence=f"{evidence}: not ascending", effect=effect, remedy=remedy)
         limit = None if look.target is None else look.target.num_layers
-        inside = where.startswith("eagle_config")
-        if limit is not None and (min(ids) < (-1 if inside else 0) or max(ids) >= limit - inside):
+        applied = ids
+        if look.target is not None and where.startswith("eagle_config"):
+            applied = sglang_applied(ids, look.target.model_type, look.target.num_layers)
+        if limit is not None and (min(applied) < 0 or max(applied) >= limit):
             yield Found(
                 severity="breaks",
                 evidence=f"{evidence}, target {look.target.name if look.target else ''} has {limit} layers",

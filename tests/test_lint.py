@@ -14,6 +14,7 @@ from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.lint import lint, rules
+from eagle.lint_files import read_head as read_files
 from tests import lint_cases
 from tests.lint_cases import DEFECTS, TARGET_LAYERS, Defect, sound, write
 from tests.tiny import save_tiny_target, tiny_model
@@ -130,6 +131,12 @@ def test_weights_that_are_missing_cut_short_or_no_tensors_break(embedding: torch
     assert "only head.pt" in finding.evidence
 
 
+def test_a_null_rope_theta_leaves_the_other_spelling(embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "vllm", embedding)
+    values |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    assert read_files(write(tmp_path / "head", values, state)).theta == 500000.0
+
+
 def test_another_target_is_told_by_its_width_and_vocabulary(embedding: torch.Tensor, tmp_path: Path) -> None:
     folder = write(tmp_path / "head", *sound("eagle3", "vllm", embedding))
     other = tmp_path / "other"
@@ -168,7 +175,7 @@ def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor
     """The same nested ids, read as SGLang reads them for each family (held against the ids at the top level)."""
     from eagle.lint_files import TargetFacts, read_head
     from eagle.lint_rules import Look
-    from eagle.lint_rules_layers import layer_convention
+    from eagle.lint_rules_layers import layer_convention, layer_ids
 
     values, state = sound("eagle3", "sglang", embedding)
     facts = {
@@ -181,6 +188,7 @@ def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor
     }
     for family, nested, top in (
         ("deepseek_v3", [3, 4, 6], [3, 4, 6]),
+        ("deepseek_v3", [3, 4, 7], [3, 4, 7]),
         ("gpt_oss", [1, 4, 8], [1, 4, 8]),
         ("llama", [1, 3, 5], [2, 4, 6]),
     ):
@@ -191,6 +199,7 @@ def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor
             runtime="sglang",
         )
         assert list(layer_convention(look)) == [], family
+        assert bool(list(layer_ids(look))) == (max(top) == 8), family  # the last hidden state is never captured
         lint_cases._nested([v + 1 for v in nested], eagle_aux_hidden_state_layer_ids=top)(values, state)
         look = Look(head=read_head(write(tmp_path / family, values, state)), target=look.target, runtime="sglang")
         assert list(layer_convention(look)) != [], family
@@ -219,6 +228,10 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code_tells(
     assert (code, json.loads(out)["findings"][0]["rule"]) == (1, "fc-bias")
     code, _, err = run(str(tmp_path / "nothing"), "--for", "vllm")
     assert (code, "no such folder" in err) == (2, True)
+    code, _, err = run(folder, "--for", "vllm", "--depth", "3", "--prompts", "x.jsonl")
+    assert (code, "--prompts, --depth without --parity" in err) == (2, True)
+    code, _, err = run(folder, "--for", "vllm", "--parity", "--target", target.model)
+    assert (code, "one at a time" in err) == (2, True)
     code, _, err = run(folder)
     assert (code, "--for" in err) == (2, True)
     code, _, err = run(folder, "--for", "vllm", "--target", "no/such/place/at/all")
