@@ -26,7 +26,7 @@ from eagle.eval.prompt_set import load_prompts
 from eagle.formats.own import OWN
 from eagle.formats.registry import EXPORTED, FORMATS
 from eagle.formats.target_facts import TargetFacts
-from eagle.formats.write import export_head, write_export
+from eagle.formats.write import Export, export_head, write_export
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar
@@ -59,8 +59,10 @@ def parity(
     target: path, hub id or .gguf file. limit: prompts per source. formats: names of file formats; None: all that take this head.
     Raises EagleError for a head that does not fit the target, and for no prompt long enough.
     """
-    if depth < 1:
-        raise EagleError(f"depth is {depth}, expected at least 1")
+    if not 1 <= depth <= LONGEST - 2:
+        raise EagleError(f"depth is {depth}, expected 1 to {LONGEST - 2} ({LONGEST} tokens of each prompt are taken)")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise EagleError(f"tolerance is {tolerance}, expected 0 or a positive number such as {TOLERANCE:g}")
     model = Target.from_config(TargetConfig(model=target, dtype="float32"))
     loaded = load_head(head)
     check_fits(loaded, model)
@@ -111,7 +113,7 @@ class _Compared:
 
     def add(self, name: str, judge_KTD: torch.Tensor, other_KTD: torch.Tensor) -> None:
         far = [
-            float(torch.nan_to_num((x - y).abs(), nan=float("inf")).max())
+            float(torch.nan_to_num((x - y).abs(), nan=float("inf"), posinf=float("inf")).max())
             for x, y in zip(judge_KTD, other_KTD, strict=True)
         ]
         old = self.difference.get(name, [0.0] * len(far))
@@ -119,7 +121,7 @@ class _Compared:
 
     def within(self, tolerance: float) -> bool:
         return all(
-            far <= tolerance * largest
+            far < float("inf") and far <= tolerance * largest
             for row in self.difference.values()
             for far, largest in zip(row, self.largest, strict=True)
         )
@@ -196,24 +198,28 @@ def _variants(
     facts._model = target.model  # the weights are in memory already
     variants, skipped = {}, {}
     for name in known if formats is None else formats:
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                back = _round_trip(head, facts, name, Path(folder) / "head").to(device=target.device)
-        except EagleError as error:
-            if formats is not None:
-                raise
-            skipped[name] = str(error)
-            continue
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "head"
+            try:
+                made = (
+                    None if name == OWN.name else export_head(head, FORMATS[name], facts, folder=name, dtype="float32")
+                )
+            except EagleError as error:  # a refusal; what was exported must come back
+                if formats is not None:
+                    raise
+                skipped[name] = str(error)
+                continue
+            back = _round_trip(head, facts, made, folder).to(device=target.device)
         variants[name] = (back, _weight_difference(head, back))
     return variants, skipped
 
 
-def _round_trip(head: DraftHead, target: TargetFacts, format: str, folder: Path) -> DraftHead:
-    """The head that comes back from a folder of that format."""
-    if format == OWN.name:
+def _round_trip(head: DraftHead, target: TargetFacts, made: Export | None, folder: Path) -> DraftHead:
+    """The head that comes back from a folder. made: what an export put there; None: this project's own form."""
+    if made is None:
         save_head(head, folder)
     else:
-        write_export(export_head(head, FORMATS[format], target, folder=str(folder), dtype="float32"), folder)
+        write_export(made, folder)
     back = load_head(folder)
     check_fits(back, target)
     return back

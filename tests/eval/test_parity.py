@@ -126,6 +126,23 @@ def test_a_format_that_rounds_or_loses_weights_is_told(
     assert not result["within"], "weights are to be equal whatever the tolerance of logits"
 
 
+def test_what_was_exported_and_cannot_be_read_back_is_no_refusal(
+    target: Target, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A format that refuses a head is left out; one that loses it on the way is not."""
+    save_head(make_head("eagle1", target), tmp_path / "head")
+    monkeypatch.setattr(module, "write_export", lambda made, folder: folder.mkdir())
+    with pytest.raises(EagleError, match=r"has no config\.json"):
+        parity(tmp_path / "head", target=target.name, prompts=(prompts,))
+
+
+def test_infinite_logits_are_never_within_tolerance() -> None:
+    compared = module._Compared(1)
+    compared.judge(torch.tensor([[[float("inf")]]]))
+    compared.add("decoder", torch.tensor([[[float("inf")]]]), torch.tensor([[[1.0]]]))
+    assert not compared.within(1.0)
+
+
 def test_mistakes_are_named(target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_head(make_head("eagle1", target), tmp_path / "head")
     head = tmp_path / "head"
@@ -135,7 +152,12 @@ def test_mistakes_are_named(target: Target, prompts: str, tmp_path: Path, capsys
         parity(head, target=target.name, prompts=(prompts,), formats=("speculators",))
     with pytest.raises(EagleError, match="depth is 0"):
         parity(head, target=target.name, prompts=(prompts,), depth=0)
-    with pytest.raises(EagleError, match="no prompt of"):
+    with pytest.raises(EagleError, match="depth is 400, expected 1 to 62"):
         parity(head, target=target.name, prompts=(prompts,), depth=400)
+    with pytest.raises(EagleError, match="no prompt of"):
+        parity(head, target=target.name, prompts=(prompts,), depth=62)
+    for tolerance in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(EagleError, match="tolerance is"):
+            parity(head, target=target.name, prompts=(prompts,), tolerance=tolerance)
     assert cli.main(["lint", str(head), "--parity"]) == 2
     assert "give --target" in capsys.readouterr().err
