@@ -179,6 +179,17 @@ def rope_spelling(look: Look) -> Iterator[Found]:
     rope, old = layer.get("rope_parameters"), layer.get("rope_theta")
     rope = rope if isinstance(rope, dict) else {}
     new = rope.get("rope_theta")
+    for name, theta in (("rope_theta", old), ("rope_parameters.rope_theta", new)):
+        if theta is not None and (
+            isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < 1e300
+        ):
+            yield Found(
+                severity="breaks",
+                evidence=f"{name} is {theta!r}",
+                effect="no base to rotate with",
+                remedy="write the theta of the training, a positive number such as 10000",
+            )
+            return
     both = 'write both: "rope_theta": T, "rope_parameters": {"rope_type": "default", "rope_theta": T}'
     if old is not None and new is not None and float(old) != float(new):
         yield Found(

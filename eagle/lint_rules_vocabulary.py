@@ -68,7 +68,13 @@ def draft_vocab_size(look: Look) -> Iterator[Found]:
 def d2t_missing(look: Look) -> Iterator[Found]:
     lm_head = look.head.tensors.get("lm_head.weight")
     size = look.head.vocab_size
-    if look.head.d2t is None and lm_head is not None and size is not None and lm_head.shape[0] < size:
+    if (
+        look.head.d2t is None
+        and lm_head is not None
+        and lm_head.ndim == 2
+        and size is not None
+        and lm_head.shape[0] < size
+    ):
         yield Found(
             severity="silently wrong",
             evidence=f"lm_head.weight has {lm_head.shape[0]} rows of {size}, and there is no d2t",
@@ -92,10 +98,11 @@ def d2t_dtype(look: Look) -> Iterator[Found]:
             else "whole numbers survive the cast, if all of them fit",
             remedy="write d2t as int64, from the original one",
         )
-    if lm_head is not None and (d2t.ndim != 1 or len(d2t) != len(lm_head)):
+    rows = lm_head.shape[0] if lm_head is not None and lm_head.ndim == 2 else None
+    if rows is not None and (d2t.ndim != 1 or len(d2t) != rows):
         yield Found(
             severity="breaks",
-            evidence=f"d2t has shape {tuple(d2t.shape)}, lm_head.weight {len(lm_head)} rows",
+            evidence=f"d2t has shape {tuple(d2t.shape)}, lm_head.weight {rows} rows",
             effect="the map and the LM head do not fit",
             remedy=_MAKE,
         )
@@ -153,7 +160,7 @@ def d2t_idle(look: Look) -> Iterator[Found]:
     size = head.vocab_size
     there = [name for name in ("d2t", "t2d") if name in head.tensors]
     lm_head = head.tensors.get("lm_head.weight")
-    if there and lm_head is not None and lm_head.shape[0] == size:
+    if there and lm_head is not None and lm_head.ndim == 2 and lm_head.shape[0] == size:
         breaks = look.runtime == "reference"
         yield Found(
             severity="warning",

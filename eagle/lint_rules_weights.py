@@ -237,7 +237,16 @@ def _expected_shapes(look: Look) -> dict[str, tuple[int, ...]]:
     wide = head.config.get("target_hidden_size") or hidden
     fc = head.tensors.get("fc.weight")
     states = fc.shape[1] // wide if fc is not None and fc.ndim == 2 and fc.shape[1] % wide == 0 else 3
-    return {**expected, "fc.weight": (hidden, states * wide), "norm.weight": (hidden,)}
+    lm_head = head.tensors.get("lm_head.weight")
+    rows = (
+        lm_head.shape[0] if lm_head is not None and lm_head.ndim == 2 else head.draft_vocab_size or head.vocab_size or 0
+    )
+    return {
+        **expected,
+        "fc.weight": (hidden, states * wide),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (rows, hidden),
+    }
 
 
 @rule("config-numbers", "the layer's sizes are in config.json")

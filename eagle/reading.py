@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from eagle.errors import EagleError
 
 BROKEN: tuple[type[Exception], ...] = (
-    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ZeroDivisionError),
+    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError),
     *(StrictDataclassError, SafetensorError, pickle.UnpicklingError),
 )
 """What libraries raise on files that are damaged, cut short, or hold something else than their name says."""

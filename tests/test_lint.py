@@ -137,6 +137,21 @@ def test_a_null_rope_theta_leaves_the_other_spelling(embedding: torch.Tensor, tm
     assert read_files(write(tmp_path / "head", values, state)).theta == 500000.0
 
 
+@pytest.mark.parametrize("theta", ["10000", -1.0, [1], True])
+def test_a_theta_that_is_no_base_breaks(theta: object, embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "vllm", embedding)
+    folder = write(tmp_path / "head", {**values, "rope_theta": theta}, state)
+    assert found(folder, "vllm", None)["rope-spelling"] == "breaks"
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "d2t", "t2d", "fc.weight"])
+def test_tensors_of_other_ranks_are_findings(name: str, embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "reference", embedding)
+    for other in (torch.ones(()), torch.ones(0), torch.ones(1, 2, 3)):
+        folder = write(tmp_path / "head", values, {**state, name: other})
+        assert not lint(folder, runtime="reference").sound, (name, other.shape)
+
+
 def test_another_target_is_told_by_its_width_and_vocabulary(embedding: torch.Tensor, tmp_path: Path) -> None:
     folder = write(tmp_path / "head", *sound("eagle3", "vllm", embedding))
     other = tmp_path / "other"

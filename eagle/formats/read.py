@@ -134,6 +134,10 @@ def _settings(
     if asked.rope_theta is not None:
         out["rope_parameters"]["rope_theta"], where = asked.rope_theta, "as --rope-theta says"
     notes.append(f"RoPE theta {out['rope_parameters']['rope_theta']:g} ({where})" + _scaling(out["rope_parameters"]))
+    if not 0 < out.get("rms_norm_eps", 1e-6) < 1:
+        raise EagleError(
+            f"rms_norm_eps is {out['rms_norm_eps']!r}, expected a small positive number such as 1e-05; {REMEDY}"
+        )
     eps = "config.json" if "rms_norm_eps" in out else "Llama's default: config.json names none"
     notes.append(f"norm epsilon {out.get('rms_norm_eps', LlamaConfig().rms_norm_eps):g} ({eps})")
     if version == "eagle3":
@@ -234,6 +238,10 @@ def _aux_layers(values: Mapping[str, Any], format: Format, target: TargetShape |
     if not found:
         return None, "config.json names none: the published choice"
     layers, where = found[0]
+    if layers != sorted(set(layers)) or layers[0] < 0:
+        raise EagleError(
+            f"{where}: the layers would be {layers}, expected different ones of 0 and up, in ascending order"
+        )
     for others, elsewhere in found[1:]:
         if others != layers:
             where += f"; {elsewhere} would be {others}: not taken"

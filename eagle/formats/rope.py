@@ -43,7 +43,9 @@ def read_rope(values: Mapping[str, Any], *, default_theta: float | None) -> tupl
         raise EagleError(
             f"RoPE scaling {parameters['rope_type']!r} is not supported, expected one of {', '.join(ROPE_TYPES)}"
         )
-    parameters["rope_theta"] = float(parameters["rope_theta"])
+    theta = parameters["rope_theta"] = float(parameters["rope_theta"])
+    if not 0 < theta < float("inf"):
+        raise EagleError(f"rope_theta is {theta:g}, expected a positive number such as 10000 (--rope-theta)")
     return parameters, where
 
 

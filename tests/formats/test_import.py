@@ -137,6 +137,11 @@ def test_layer_defaults_of_speculators_are_those_of_the_layers_class(tmp_path: P
         ("eagle_config", {"use_aux_hidden_state": False}, "use_aux_hidden_state is False"),
         ("eagle_config", {"parallel_draft_step": 4}, "parallel_draft_step is 4"),
         ("eagle_aux_hidden_state_layer_ids", "2,4", "no layer ids"),
+        ("eagle_aux_hidden_state_layer_ids", [2, 2, 5], "expected different ones"),
+        ("eagle_aux_hidden_state_layer_ids", [5, 4, 2], "in ascending order"),
+        ("rope_theta", -1.0, "rope_theta is -1, expected a positive number"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps is nan"),
+        ("head_dim", 10**30, "describes no head"),
     ],
 )  # fmt: skip
 def test_heads_that_compute_otherwise_are_refused(key: str, value: Any, message: str, tmp_path: Path) -> None:
