@@ -10,30 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from tests import eagle3_reference as e3
+from tests.formats.folders import eagle1_state
 
 H, MLP, V, D = e3.H, e3.MLP, e3.V, e3.D
 TARGET_LAYERS = 8
 DEFAULT_LAYERS = [2, 4, 5]
 Values, State = dict[str, Any], dict[str, torch.Tensor]
-
-
-def eagle1_state(*, seed: int = 0) -> State:
-    generator = torch.Generator().manual_seed(seed)
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * 0.25
-
-    return {
-        "fc.weight": matrix(H, 2 * H),
-        "layers.0.self_attn.q_proj.weight": matrix(e3.HEADS * e3.d, H),
-        "layers.0.self_attn.k_proj.weight": matrix(e3.KV * e3.d, H),
-        "layers.0.self_attn.v_proj.weight": matrix(e3.KV * e3.d, H),
-        "layers.0.self_attn.o_proj.weight": matrix(H, e3.HEADS * e3.d),
-        "layers.0.mlp.gate_proj.weight": matrix(MLP, H),
-        "layers.0.mlp.up_proj.weight": matrix(MLP, H),
-        "layers.0.mlp.down_proj.weight": matrix(H, MLP),
-        "layers.0.post_attention_layernorm.weight": torch.rand(H, generator=generator) + 0.5,
-    }
 
 
 def sound(version: str, runtime: str, embedding_VH: torch.Tensor) -> tuple[Values, State]:

@@ -108,16 +108,6 @@ def test_a_plain_installation_imports_and_leaves_other_names_alone(tmp_path: Pat
     python = tmp_path / "venv" / "bin" / "python"
     out = subprocess.run([python, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert out.stdout.strip().startswith(str(site))
-    assert (
-        "transformers"
-        in subprocess.run(
-            [python, "-c", "import transformers; print(transformers.__name__)"],
-            check=True,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        ).stdout
-    )
     version = subprocess.run(
         [python, "-m", "eagle.cli", "--version"], check=True, cwd=tmp_path, capture_output=True, text=True
     )

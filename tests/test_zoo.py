@@ -1,5 +1,6 @@
 """The zoo: names resolve, packed heads are the trained ones rounded, papers tell no local paths, targets are checked."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from eagle import cli, demo
 from eagle.checkpoint import head_hash, load_head, save_head
-from eagle.config import Recipe, read_recipe
+from eagle.config import DecodeConfig, Recipe, read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.files import write_json
@@ -18,17 +19,25 @@ from eagle.target import Target
 from eagle.zoo import catalogue, pack
 from eagle.zoo.catalogue import zoo_head, zoo_names
 from tests.recipes import write_recipe
+from tests.tiny import save_tiny_target
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Target]:
+    recipe = read_recipe(write_recipe(tmp_path_factory.mktemp("made")))
+    return recipe, Target.from_config(recipe.target)
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    return read_recipe(write_recipe(tmp_path))
+def recipe(made: tuple[Recipe, Target], tmp_path: Path) -> Recipe:
+    """Of its own output folder, and a target that all share."""
+    return dataclasses.replace(made[0], output_dir=str(tmp_path / "run"))
 
 
 @pytest.fixture
-def trained(recipe: Recipe) -> Path:
+def trained(recipe: Recipe, made: tuple[Recipe, Target]) -> Path:
     """A head's folder as `eagle train` leaves it, with the data's manifest and the log beside it."""
-    target = Target.from_config(recipe.target)
+    target = made[1]
     torch.manual_seed(0)
     config = EagleHeadConfig.for_target(target.config, target_identity=target.identity())
     save_head(
@@ -109,9 +118,6 @@ def test_other_weights_of_the_same_shape_are_told_and_another_shape_is_refused(
     half = SpeculativeDecoder.from_pretrained(recipe.target.model, head="tiny-one", device="cpu", dtype="bfloat16")
     assert half.drafter is not None
     assert "the text is exact all the same" in capsys.readouterr().err.replace("\n", " ")
-    write_recipe(tmp_path / "other")
-    from tests.tiny import save_tiny_target
-
     save_tiny_target(tmp_path / "wide", hidden_size=64)
     with pytest.raises(EagleError, match="features of width 32"):
         SpeculativeDecoder.from_pretrained(str(tmp_path / "wide"), head="tiny-one", device="cpu")
@@ -212,7 +218,8 @@ def test_what_is_shipped_loads_is_small_and_tells_no_folders() -> None:
 
 @pytest.mark.real
 def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(smollm2, head=demo.SHIPPED)
+    trees = DecodeConfig(budget=demo.SHIPPED_BUDGET, top_k=demo.SHIPPED_TOP_K, depth=demo.SHIPPED_DEPTH)
+    decoder = SpeculativeDecoder.from_pretrained(smollm2, head=demo.SHIPPED, decode=trees)
     assert smollm2.tokenizer is not None
     ids = smollm2.tokenizer.apply_chat_template(
         [{"role": "user", "content": "Who are you?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
