@@ -63,7 +63,7 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     printed = capsys.readouterr().out
     assert "over HF" in printed
     assert "n-alpha" in printed
-    assert "about 100,000 tokens" in printed, "a small tau is explained"
+    assert "less than a million tokens" in printed, "a small tau is explained"
 
 
 def test_the_resolved_recipe_beside_the_results_reads_back(recipe: Recipe) -> None:
