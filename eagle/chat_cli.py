@@ -4,8 +4,10 @@ import argparse
 import difflib
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from eagle.presets import NAMES, summary
 if TYPE_CHECKING:
     from eagle.chat_session import ChatSession
     from eagle.chat_view import ChatView
+    from eagle.pieces import Piece
 
 _COMMANDS = {
     "/reset": "forget the turns; system message and settings stay",
@@ -117,10 +120,10 @@ def _turn(session: "ChatSession", view: "ChatView", text: str, *, interactive: b
     if text.startswith("/") and not text.startswith("//"):
         return _command(session, view, text)
     before = len(session.turns)
+    blocks = session.answer(text.removeprefix("/") if text.startswith("//") else text)
     try:
-        view.stream(
-            session.answer(text.removeprefix("/") if text.startswith("//") else text), lambda: session.turns[-1].stats
-        )
+        with _asking() if interactive else nullcontext(lambda: False) as asked:
+            view.stream(_until(asked, blocks), lambda: session.turns[-1].stats)
     except KeyboardInterrupt:
         if not interactive:
             raise
@@ -134,6 +137,36 @@ def _turn(session: "ChatSession", view: "ChatView", text: str, *, interactive: b
                 style="yellow",
             )
     return None
+
+
+@contextmanager
+def _asking() -> Iterator[Callable[[], bool]]:
+    """Within the block Ctrl-C asks for a stop, and the yielded function tells of it; a second one interrupts at once.
+
+    (An interrupt that is raised wherever Python happens to be can be swallowed by a library's callback.)
+    """
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _until(asked: Callable[[], bool], blocks: Generator[list["Piece"], None, None]) -> Iterator[list["Piece"]]:
+    """The blocks up to the one after which a stop was asked for."""
+    with closing(blocks):
+        for block in blocks:
+            yield block
+            if asked():
+                return
 
 
 def _command(session: "ChatSession", view: "ChatView", text: str) -> object:

@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class ChatSession:
     def __post_init__(self) -> None:
         self._check(self.settings, self.preset)
 
-    def answer(self, text: str) -> Iterator[list[Piece]]:
+    def answer(self, text: str) -> Generator[list[Piece], None, None]:
         """Asks `text`; yields the pieces of every verify step and keeps the answer, as far as it came, in the conversation.
 
         Raises EagleError, the conversation unchanged, when it does not fit into the target's positions or the chat template

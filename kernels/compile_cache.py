@@ -7,7 +7,9 @@ place in the file aside), argument types, constants, options, the architecture, 
 
 import ast
 import hashlib
+import inspect
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +49,8 @@ def _code_of(function: Any) -> list[str]:
         place = f"{one.fn.__module__}.{one.fn.__qualname__}"
         if place in told:
             continue
-        tree = ast.parse(one.src)
+        # What the interpreter runs keeps no source of its own.
+        tree = ast.parse(getattr(one, "src", None) or textwrap.dedent(inspect.getsource(one.fn)))
         told[place] = ast.dump(tree)
         for node in ast.walk(tree):
             name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""

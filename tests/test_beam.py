@@ -376,6 +376,7 @@ def test_statistics_are_json_values(flat: SpeculativeDecoder) -> None:
         forward_rows=20,
         expansions_avoided=0,
         candidates_pruned=0,
+        kv_tokens=32,
         kv_bytes=0,
         plain_kv_bytes=0,
         share_saved=0.0,

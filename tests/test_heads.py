@@ -244,9 +244,9 @@ def with_value(**values: object) -> Callable[[Path], None]:
     [
         ("bin", "config.json", damage("[1, 2]"), "holds a list, expected an object"),
         ("bin", "config.json", damage(b'{"hidden_size": "\xff"}'), "not valid JSON .*utf-8"),
-        ("bin", "config.json", with_value(hidden_size="32"), "'hidden_size'.*expected int, got str"),
+        ("bin", "config.json", with_value(hidden_size="32"), "hidden_size is '32', expected a whole number"),
         ("bin", "config.json", with_value(num_hidden_layers="1"), "num_hidden_layers is 1"),
-        ("bin", "config.json", with_value(hidden_size=-32), "describes no head"),
+        ("bin", "config.json", with_value(hidden_size=-32), "hidden_size is -32, expected a whole number"),
         ("bin", "config.json", with_value(rope_parameters=[1]), "describes no head"),
         ("sharded", "model.safetensors.index.json", damage('{"weight_map": {"fc.wei'), "not valid JSON"),
         ("sharded", "model.safetensors.index.json", damage("[]"), "holds a list"),

@@ -11,6 +11,7 @@ import torch
 
 from eagle.eval.chi_square import NEW_TOKENS, exact_joint, holm, main, measure, p_values, verdict
 from eagle.eval.mutants import LOSSLESS, MUTANTS
+from eagle.exits import exit_code
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.sampling import Sampling
 from eagle.target import Target
@@ -88,7 +89,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.Capt
     line = json.loads(captured.out.splitlines()[-1])
     assert line["rules"].keys() == {"coupled", "q not renormalised"}
     assert code == int(any(rule["told apart"] == rule["lossless"] for rule in line["rules"].values()))
-    assert main([*arguments[:3], str(tmp_path / "nothing")]) == 2
+    assert exit_code(lambda: main([*arguments[:3], str(tmp_path / "nothing")])) == 2
     assert "nothing" in capsys.readouterr().err
 
 

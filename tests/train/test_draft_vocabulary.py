@@ -23,7 +23,9 @@ from tests.train.test_loop import metrics_of
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     write_tiny_store(tmp_path, documents=12)
-    return dataclasses.replace(tiny_recipe(tmp_path, max_steps=6), head=HeadConfig(draft_vocab_size=40))
+    return dataclasses.replace(
+        tiny_recipe(tmp_path, max_steps=6), head=HeadConfig(draft_vocab_size=40, fc_init="random")
+    )
 
 
 def test_the_trained_head_drafts_the_stores_most_frequent_supervised_tokens(recipe: Recipe) -> None:

@@ -29,7 +29,7 @@ def _elsewhere(directory: Path, other: Path, **train_keys: Any) -> Recipe:
     recipe = tiny_recipe(directory, **train_keys)
     (other / "run").mkdir()
     (other / "run" / "features").symlink_to(recipe.store_dir)
-    return Recipe(output_dir=str(other / "run"), target=recipe.target, train=recipe.train)
+    return dataclasses.replace(recipe, output_dir=str(other / "run"))
 
 
 def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
