@@ -30,7 +30,7 @@ def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int)
     if dtype == torch.float32:
         largest, slots = (32, 32) if head_dim <= 64 else (16, 32) if head_dim <= 128 else (16, 16)
     elif head_dim <= 128:
-        largest, slots = 128, 32 if head_dim > 64 and capability < 90 else 64
+        largest, slots = (64, 32) if head_dim > 64 and capability < 90 else (128, 64)
     else:
         largest, slots = 64, 32
     rows = min(largest, max(16, _power_of_2(packed_rows)))
@@ -38,7 +38,7 @@ def tiling(packed_rows: int, head_dim: int, dtype: torch.dtype, capability: int)
         rows=rows,
         slots=slots,
         num_warps=8 if rows == 128 or (rows == 64 and head_dim > 128) else 4,
-        maxnreg=255 if capability >= 100 and rows == 64 and head_dim <= 64 else None,
+        maxnreg=255 if capability >= 100 and rows >= 64 and head_dim <= 64 else None,
     )
 
 
