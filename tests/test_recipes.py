@@ -54,6 +54,9 @@ def test_smollm2_recipes_differ_in_the_head_its_losses_and_its_rate_alone() -> N
         assert (other.target, other.data, other.decode, other.eval) == (base.target, base.data, base.decode, base.eval)
         for key in ("epochs", "batch_size", "schedule", "seed", "max_steps", "precision"):
             assert getattr(other.train, key) == getattr(base.train, key), key
+    rates = {recipe.head.version: recipe.train.lr for recipe in (base, *others)}
+    assert rates == {"eagle1": 4e-4, "eagle3": 7e-4}
+    assert {recipe.train.lr for recipe in (base, *others) if recipe.head.version == "eagle1"} == {4e-4}
 
 
 def _path(name: str) -> Path:
