@@ -12,6 +12,9 @@ class TrainConfig:
     """Passes over the training documents."""
     max_steps: int | None = None
     """Optimiser steps to end at, when earlier than the epochs."""
+    data_fraction: float = 1.0
+    """Share of the training documents to learn from, (0, 1]: a choice by train.seed, smaller shares within larger ones. One
+    store so gives a curve of tau by data size."""
     features: Literal["store", "online"] = "store"
     """Where the target's features come from: store: what `eagle features` wrote; online: the target itself, in memory, runs
     over each micro-step's documents (no disk needed; every epoch computes them again)."""

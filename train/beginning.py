@@ -51,7 +51,8 @@ def _warm_started(
     started = warm_start.start_from(recipe.head, fresh, target_identity=source.target_identity)
     notes = list(started.notes)
     if recipe.train.warm_start_check != "off":
-        numbers = (run.long_enough(source, "validation") + run.long_enough(source, "train"))[: warm_start.DOCUMENTS]
+        numbers = run.long_enough(source, "validation") + run.training_documents(source, recipe.train)
+        numbers = numbers[: warm_start.DOCUMENTS]
         tally = validate(
             started.head.to(accelerator.device),
             source,

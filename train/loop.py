@@ -149,7 +149,7 @@ def _start(
     """The head, its optimiser and where they stand: at the newest checkpoint, or at the initial weights."""
     config = recipe.train
     tokens = source.token_layers()
-    chosen = run.draft_vocabulary(recipe.head, source)
+    chosen = run.draft_vocabulary(recipe, source)
     head = run.build_head(recipe, hidden_size=tokens.hidden_size, vocabulary=chosen, tokens=tokens)
     vocabulary = head.vocabulary
     source = source.for_layers(head.aux_layers)

@@ -20,7 +20,7 @@ from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.kernels.dispatch import missing
 from eagle.loading import load_config
 from eagle.token_layers import TokenLayers
-from eagle.train.batches import SHORTEST, Order
+from eagle.train.batches import SHORTEST, Order, seeded_generator
 from eagle.train.full_state import is_spread
 from eagle.vocab import DraftVocabulary
 
@@ -33,6 +33,8 @@ FREE = {
     *("decode_every", "decode_prompts", "decode_count", "decode_tokens", "keep", "patience"),
     *("warm_start_check", "verify_store", "gradient_checkpointing", "kernels"),
 }
+DATA_FRACTION_STREAM = 2**31
+"""Sets the generator that chooses documents apart from those of the epochs' orders, which are numbered from 0."""
 
 
 def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -46,6 +48,8 @@ def check_settings(config: TrainConfig, accelerator: Accelerator) -> None:
     for name in ("warmup_steps", "weight_decay", "workers", "seed"):
         if not 0 <= getattr(config, name) < math.inf:
             raise EagleError(f"train.{name} is {getattr(config, name)}, expected 0 or more")
+    if not 0 < config.data_fraction <= 1:
+        raise EagleError(f"train.data_fraction is {config.data_fraction}, expected a share above 0, up to 1")
     if not all(0 <= beta < 1 for beta in config.betas):
         raise EagleError(f"train.betas is {list(config.betas)}, expected two numbers from 0 to below 1")
     if config.max_tokens_per_row < 1:
@@ -106,7 +110,7 @@ def autocast(config: TrainConfig, accelerator: Accelerator) -> torch.autocast:
 
 def training_order(source: Documents, recipe: Recipe, *, processes: int) -> Order:
     """The order of the documents. Raises EagleError when the store has nothing to learn from."""
-    documents = long_enough(source, "train")
+    documents = training_documents(source, recipe.train)
     if not documents:
         raise EagleError(
             f"{source.name} has no training document of {SHORTEST} tokens or more "
@@ -124,6 +128,16 @@ def training_order(source: Documents, recipe: Recipe, *, processes: int) -> Orde
         seed=recipe.train.seed,
         packing=recipe.train.packing,
     )
+
+
+def training_documents(source: Documents, config: TrainConfig) -> list[int]:
+    """The train.data_fraction of the training documents, ascending; at least one where there is any."""
+    documents = long_enough(source, "train")
+    if config.data_fraction == 1.0:
+        return documents
+    order = torch.randperm(len(documents), generator=seeded_generator(config.seed, DATA_FRACTION_STREAM)).tolist()
+    count = max(1, round(config.data_fraction * len(documents)))
+    return sorted(documents[place] for place in order[:count])
 
 
 def long_enough(source: Documents, split: str) -> list[int]:
@@ -173,19 +187,20 @@ def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None)
         return EagleHead(config).float()
 
 
-def draft_vocabulary(config: HeadConfig, source: Documents) -> DraftVocabulary | None:
+def draft_vocabulary(recipe: Recipe, source: Documents) -> DraftVocabulary | None:
     """A new head's draft vocabulary: the head.draft_vocab_size most frequent tokens of the training documents' supervised
     positions. None: all tokens."""
-    if config.draft_vocab_size is None:
+    wanted = recipe.head.draft_vocab_size
+    if wanted is None:
         return None
     size = source.token_layers().vocab_size
-    if config.draft_vocab_size == size:
+    if wanted == size:
         return None
     counts_V = torch.zeros(size, dtype=torch.int64)
-    for number in source.split("train"):
+    for number in training_documents(source, recipe.train):
         ids_T, mask_T = source.ids_and_mask(number)
         counts_V += torch.bincount(ids_T[mask_T], minlength=size)
-    return DraftVocabulary.most_frequent(counts_V, config.draft_vocab_size)
+    return DraftVocabulary.most_frequent(counts_V, wanted)
 
 
 def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) -> dict[str, Any]:

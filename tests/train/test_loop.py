@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,29 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
         "noise": -0.1,
         "lr ": float("nan"),
         "betas": (0.9, 1.0),
+        "data_fraction": 1.5,
     }.items():
         with pytest.raises(EagleError, match=rf"train.{key.strip()} is"):
             train(tiny_recipe(tmp_path / "good", **{key.strip(): value}))
     with pytest.raises(EagleError, match=r"features of size 48, .* has hidden size 32"):
         run.build_head(tiny_recipe(tmp_path / "good"), hidden_size=48)
+
+
+def test_a_share_of_the_documents_is_part_of_every_larger_one(tmp_path: Path) -> None:
+    write_tiny_store(tmp_path, documents=18)
+    recipe = tiny_recipe(tmp_path, epochs=1, batch_size=2)
+    store = FeatureStore.open(recipe.store_dir)
+    shares = [with_train(recipe, data_fraction=share) for share in (0.01, 0.25, 0.5, 1.0)]
+    chosen = [run.training_documents(store, share.train) for share in shares]
+    assert [len(documents) for documents in chosen] == [1, 4, 8, 16]
+    assert chosen[-1] == store.split("train")
+    for smaller, larger in pairwise(chosen):
+        assert set(smaller) < set(larger)
+    assert chosen[1] != chosen[-1][:4]
+    train(shares[1])
+    assert metrics_of(recipe)[-1]["step"] == 2
+    with pytest.raises(EagleError, match=r"train\.data_fraction was 0\.25, is 0\.5"):
+        train(with_train(shares[2], max_steps=2))
 
 
 def test_a_store_without_validation_documents_trains_all_the_same(tmp_path: Path) -> None:
