@@ -15,10 +15,12 @@ from accelerate import Accelerator
 from eagle.config import Recipe
 from eagle.data.documents import Document, Documents
 from eagle.data.features import own_device, require_fitting, require_layers
+from eagle.data.joined import JoinedStores
 from eagle.data.match import require_match
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import plan_batches
 from eagle.data.store import FeatureStore
+from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.launch import whole_models
 from eagle.target import Target
@@ -26,7 +28,7 @@ from eagle.token_layers import TokenLayers
 
 
 def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
-    """What training reads, as train.features says: the recipe's store, or its target over the prepared data.
+    """What training reads, as train.features says: the recipe's stores, or its target over the prepared data.
 
     Every process of a launch calls this; each loads its own target, whole, on its own device.
     Raises EagleError when there is no finished store, or it is of another target or other data than the recipe (as far as
@@ -35,7 +37,13 @@ def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
     if recipe.train.features == "store":
         store = FeatureStore.open(recipe.store_dir)
         require_match(store, recipe)
-        return store
+        more = [FeatureStore.open(folder) for folder in recipe.features.more_stores]
+        return JoinedStores([store, *more]) if more else store
+    if recipe.features.more_stores:
+        raise EagleError(
+            "features.more_stores is set, but train.features is online, which reads no store; name the conversations in "
+            "data.sources, or set train.features to store"
+        )
     with whole_models(accelerator):
         target = Target.from_config(own_device(recipe.target, accelerator), recipe.data.chat_template)
     return TargetDocuments(recipe, target)

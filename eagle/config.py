@@ -101,6 +101,8 @@ class FeaturesConfig:
     """Padded tokens per target forward."""
     shard_tokens: int = 32768
     """Tokens per shard: what a kill can lose, and what one process holds in memory."""
+    more_stores: tuple[str, ...] = ()
+    """Feature stores (`features` folders of other runs over the same target) that training reads besides the recipe's own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from eagle.checkpoint import load_head, save_head
 from eagle.config import Recipe, as_dict
 from eagle.data.documents import Documents, spread
+from eagle.data.joined import JoinedStores
 from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.store import FeatureStore
 from eagle.files import clear_leftovers, write_json
@@ -75,8 +76,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
-    if isinstance(source, FeatureStore):
-        check_store(source, accelerator, when=recipe.train.verify_store)
+    for store in _stores(source):
+        check_store(store, accelerator, when=recipe.train.verify_store)
     training = _start(recipe, accelerator, source, order, total, identity, objective)
     first = training.progress.step
     if first:
@@ -127,6 +128,13 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     trackers.close()
     say(f"train: {recipe.head_dir} holds the head {_which(training)}{_summary(training.progress.validation)}")
     return recipe.head_dir
+
+
+def _stores(source: Documents) -> tuple[FeatureStore, ...]:
+    """The stores on disk that the documents are read from; (): none."""
+    if isinstance(source, JoinedStores):
+        return source.stores
+    return (source,) if isinstance(source, FeatureStore) else ()
 
 
 def _say(text: str) -> None:
@@ -186,7 +194,7 @@ def _start(
         objective=objective,
         tokens=draft_tokens,
         # A target in memory computes features whose last bits depend on the batch.
-        draftable=Draftable(draft_tokens, memory="documents" if isinstance(source, FeatureStore) else "nothing"),
+        draftable=Draftable(draft_tokens, memory="documents" if _stores(source) else "nothing"),
         order=order,
         total=total,
         model=model,

@@ -1,0 +1,107 @@
+"""Several feature stores read as one: data that came later need not be extracted together with what was there.
+
+The documents of the first store come first, then those of the second, and so on; each keeps its split. All stores are of
+the same target; their dtypes may differ.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from eagle.data.documents import Document
+from eagle.data.store import FeatureStore
+from eagle.errors import EagleError
+from eagle.files import sha256_text
+from eagle.token_layers import TokenLayers
+
+
+class JoinedStores:
+    """Feature stores of one target, one after the other (eagle/data/documents.py says what a source of documents is)."""
+
+    def __init__(self, stores: Sequence[FeatureStore]):
+        """Raises EagleError when two are the same folder, or of different targets."""
+        first = stores[0]
+        folders = [store.directory.resolve() for store in stores]
+        for number, store in enumerate(stores):
+            if folders[number] in folders[:number]:
+                raise EagleError(f"{store.name} is named twice; take it out of features.more_stores")
+            if store.target_identity != first.target_identity or store.hidden_size != first.hidden_size:
+                raise EagleError(
+                    f"{store.name} is of the target {_target(store)}, {first.name} of {_target(first)}; features of different "
+                    "targets cannot be learnt together: take it out of features.more_stores"
+                )
+            if store.manifest.get("tokenizer") != first.manifest.get("tokenizer"):
+                raise EagleError(
+                    f"{store.name} was made with another tokenizer or chat template than {first.name}; prepare and extract "
+                    "its conversations anew, or take it out of features.more_stores"
+                )
+        self.stores = tuple(stores)
+        self.aux_layers = first.aux_layers
+        self.lengths = np.concatenate([store.lengths for store in stores])
+        self._first_of = np.cumsum([0, *(len(store) for store in stores)])
+
+    @property
+    def hidden_size(self) -> int:
+        return self.stores[0].hidden_size
+
+    @property
+    def name(self) -> str:
+        return f"the feature stores {', '.join(str(store.directory) for store in self.stores)}"
+
+    @property
+    def remedy(self) -> str:
+        return self.stores[0].remedy
+
+    @property
+    def target_identity(self) -> dict[str, Any] | None:
+        return self.stores[0].target_identity
+
+    def for_layers(self, aux_layers: Sequence[int]) -> "JoinedStores":
+        """The same documents as a head with these aux layers reads them. Raises EagleError when a store lacks one."""
+        return JoinedStores([store.for_layers(aux_layers) for store in self.stores])
+
+    def fingerprint(self) -> str:
+        """Of all stores, in their order."""
+        return sha256_text(json.dumps([store.fingerprint() for store in self.stores]))
+
+    def split(self, name: str) -> list[int]:
+        """The numbers of the documents in split "train" or "validation", ascending."""
+        return [
+            int(first) + n for first, store in zip(self._first_of, self.stores, strict=False) for n in store.split(name)
+        ]
+
+    def __len__(self) -> int:
+        return int(self._first_of[-1])
+
+    def __getitem__(self, number: int) -> Document:
+        store, inside = self._place(number)
+        return store[inside]
+
+    def read(self, numbers: Sequence[int]) -> list[Document]:
+        """Several documents, one read after the other."""
+        return [self[number] for number in numbers]
+
+    def ids_and_mask(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """input_ids int64 [T] and loss_mask bool [T] of a document, without reading its features."""
+        store, inside = self._place(number)
+        return store.ids_and_mask(inside)
+
+    def token_layers(self) -> TokenLayers:
+        """The target's frozen embedding and LM head."""
+        return self.stores[0].token_layers()
+
+    def _place(self, number: int) -> tuple[FeatureStore, int]:
+        """The store that holds a document, and its number there."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"document {number} of {len(self)}")
+        place = int(np.searchsorted(self._first_of, number, side="right")) - 1
+        return self.stores[place], number - int(self._first_of[place])
+
+
+def _target(store: FeatureStore) -> str:
+    identity = store.target_identity or {}
+    digest = str(identity.get("weights_sha256", ""))[:12]
+    return f"{identity.get('model')}" + (f" (weights {digest}...)" if digest else "")

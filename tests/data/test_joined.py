@@ -1,0 +1,72 @@
+"""Several feature stores as one source of documents."""
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eagle.config import Recipe
+from eagle.data.joined import JoinedStores
+from eagle.data.store import FeatureStore
+from eagle.errors import EagleError
+from eagle.train.loop import train
+from tests.train.stores import tiny_recipe, with_train, write_tiny_store
+from tests.train.test_step import metrics_of
+
+
+def _stores(directory: Path) -> tuple[Recipe, FeatureStore, FeatureStore]:
+    """A recipe that reads the store of `directory`/a and, besides, that of `directory`/b."""
+    write_tiny_store(directory / "a", documents=7)
+    write_tiny_store(directory / "b", documents=5, tokens=lambda number: 12 + number)
+    recipe, other = tiny_recipe(directory / "a", epochs=1, batch_size=2), directory / "b" / "run" / "features"
+    both = dataclasses.replace(recipe, features=dataclasses.replace(recipe.features, more_stores=(str(other),)))
+    return both, FeatureStore.open(recipe.store_dir), FeatureStore.open(other)
+
+
+def test_the_documents_follow_each_other_and_keep_their_split(tmp_path: Path) -> None:
+    _, first, second = _stores(tmp_path)
+    joined = pickle.loads(pickle.dumps(JoinedStores([first, second]).for_layers(())))
+    assert len(joined) == 12
+    assert np.array_equal(joined.lengths, np.concatenate([first.lengths, second.lengths]))
+    assert joined.split("validation") == [5, 6, 10, 11]
+    assert joined.split("train") == [0, 1, 2, 3, 4, 7, 8, 9]
+    for number, (store, inside) in {0: (first, 0), 6: (first, 6), 7: (second, 0), 11: (second, 4)}.items():
+        document, (ids_T, mask_T) = store[inside], joined.ids_and_mask(number)
+        assert torch.equal(joined[number].features_TH, document.features_TH)
+        assert torch.equal(ids_T, document.input_ids_T)
+        assert torch.equal(mask_T, document.loss_mask_T)
+    with pytest.raises(IndexError):
+        joined[12]
+
+
+def test_training_reads_them_all_and_remembers_which(tmp_path: Path) -> None:
+    both, _, _ = _stores(tmp_path)
+    train(both)
+    assert metrics_of(both)[-1]["step"] == 4  # 8 documents, two a step
+    alone = dataclasses.replace(both, features=dataclasses.replace(both.features, more_stores=()))
+    with pytest.raises(EagleError, match=r"features \(their target and data\) was"):
+        train(with_train(alone, epochs=2))
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    both, first, second = _stores(tmp_path)
+    with pytest.raises(EagleError, match=r"is named twice"):
+        JoinedStores([first, second, FeatureStore.open(first.directory)])
+    with pytest.raises(EagleError, match=r"more_stores is set, but train.features is online"):
+        train(with_train(both, features="online"))
+    path = second.directory / "manifest.json"
+    before = json.loads(path.read_text())
+    for change, message in (
+        ({"target": {"model": "another", "hidden_size": 32}}, r"is of the target another, .* of tiny"),
+        ({"tokenizer": {"tokenizer_sha256": "0"}}, r"another tokenizer or chat template"),
+    ):
+        path.write_text(json.dumps(before | change))
+        with pytest.raises(EagleError, match=message):
+            train(both)
+    path.unlink()
+    with pytest.raises(EagleError, match=r"there is no feature store here"):
+        train(both)
