@@ -111,6 +111,12 @@ def _data(training: Mapping[str, Any]) -> list[str]:
     if not data:
         return ["not recorded"]
     found = [f"sources: {', '.join(map(_public, _sources(training))) or 'not recorded'}"]
+    counts = training.get("learnt_from")
+    if isinstance(counts, Mapping):
+        found += [
+            f"trained on {counts['documents']:,} documents of {counts['tokens']:,} tokens, {counts['supervised_tokens']:,} of "
+            "them supervised (the assistant's)"
+        ]
     found += [
         f"{key}: {data[key]}"
         for key in ("max_len", "max_samples", "max_supervised_tokens")

@@ -125,7 +125,7 @@ def _measure(
             "sha256": identity["head_sha256"],
             "config": json.loads(head.config.to_json_string()),
         },
-        "training": _training(recipe, head_path),
+        "training": _training(recipe, head.folder),
         "recipe": as_dict(recipe),
         "hardware": hardware(),
         "versions": versions(),
@@ -209,11 +209,13 @@ def tuned_entry(head: DraftHead, target: Target) -> dict[str, Any] | None:
     return None if found is None else dataclasses.asdict(found)
 
 
-def _training(recipe: Recipe, head: str | Path) -> dict[str, Any] | None:
-    """Counts of the prepared data and tau over the training, where they lie beside the head; None where neither does."""
-    folder = Path(head).parent
-    path = folder / recipe.data_dir.name / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    found = {key: manifest[key] for key in ("counts", "supervised_tokens", "tokens") if key in manifest}
-    taus = read_taus(folder / recipe.train_dir.name / "metrics.jsonl")
+def _training(recipe: Recipe, head: Path | None) -> dict[str, Any] | None:
+    """What the head's record says of its data, and tau over the training, whose log lies beside the head or in it (a
+    zoo's); None where neither is known."""
+    if head is None:
+        return None
+    record = head / "training.json"
+    found = json.loads(record.read_text(encoding="utf-8")).get("learnt_from", {}) if record.is_file() else {}
+    logs = (head / "metrics.jsonl", head.parent / recipe.train_dir.name / "metrics.jsonl")
+    taus = read_taus(next((log for log in logs if log.is_file()), logs[0]))
     return {**found, "tau": taus} if found or taus else None

@@ -35,18 +35,23 @@ def recipe(made: tuple[Recipe, Target], tmp_path: Path) -> Recipe:
 
 
 @pytest.fixture
-def trained(recipe: Recipe, made: tuple[Recipe, Target]) -> Path:
+def trained(recipe: Recipe, made: tuple[Recipe, Target], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head's folder as `eagle train` leaves it, with the data's manifest and the log beside it."""
     target = made[1]
     torch.manual_seed(0)
     config = EagleHeadConfig.for_target(target.config, target_identity=target.identity())
-    save_head(
-        EagleHead(config), recipe.head_dir, extra={"recipe": {"data": {"sources": ["/home/me/talk.jsonl"]}}, "step": 3}
-    )
-    write_json(
-        recipe.data_dir / "manifest.json",
-        {"counts": {"supervised_tokens": 1234}, "sources": [{"source": "/home/me/talk.jsonl", "sha256": "ab"}]},
-    )
+    another = tmp_path_factory.mktemp("another")
+    extra = {
+        "recipe": {
+            "data": {"sources": ["/home/me/talk.jsonl"]},
+            "features": {"more_stores": [str(another / "features")]},
+        },
+        "learnt_from": {"documents": 5, "tokens": 2000, "supervised_tokens": 1234},
+        "step": 3,
+    }
+    save_head(EagleHead(config), recipe.head_dir, extra=extra)
+    for folder, source in ((recipe.data_dir, "talk"), (another / "data", "more")):
+        write_json(folder / "manifest.json", {"sources": [{"source": f"/home/me/{source}.jsonl", "sha256": "ab"}]})
     log = Path(recipe.output_dir) / "train" / "metrics.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text('{"step": 3}\n')
@@ -80,6 +85,8 @@ def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trai
     } == files
     papers = "".join((zoo / "tiny-one" / name).read_text() for name in files - {"model.safetensors"})
     assert "talk.jsonl" in papers
+    assert "more.jsonl" in (zoo / "tiny-one" / "data.json").read_text()
+    assert "5 documents of 2,000 tokens, 1,234 of them supervised" in (zoo / "tiny-one" / "README.md").read_text()
     assert "/home/me" not in papers
     assert "base_model: someone/tiny" in (zoo / "tiny-one/README.md").read_text()
 

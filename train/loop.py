@@ -361,6 +361,7 @@ def _save_final(training: Training, *, stopped_early: bool) -> None:
             "decoded": progress.best,
             "stopped_early": stopped_early,
             "metrics": progress.validation,
+            "learnt_from": run.learnt_from(training.source, training.order.documents),
             "recipe": as_dict(recipe),
             "identity": progress.identity,
             "versions": run.versions(),

@@ -140,6 +140,13 @@ def training_documents(source: Documents, config: TrainConfig) -> list[int]:
     return sorted(documents[place] for place in order[:count])
 
 
+def learnt_from(source: Documents, documents: Sequence[int]) -> dict[str, int]:
+    """{"documents", "tokens", "supervised_tokens"} of these documents: what the head's record says of its data."""
+    supervised = sum(int(source.ids_and_mask(number)[1].sum()) for number in documents)
+    tokens = int(source.lengths[list(documents)].sum())
+    return {"documents": len(documents), "tokens": tokens, "supervised_tokens": supervised}
+
+
 def long_enough(source: Documents, split: str) -> list[int]:
     """The split's documents that have at least one index to train on."""
     return [number for number in source.split(split) if source.lengths[number] >= SHORTEST]

@@ -1,9 +1,9 @@
 """Packs a trained head with its papers into a zoo folder, in bfloat16, small enough to ship.
 
-What is packed: config.json, model.safetensors, training.json (recipe, last metrics), recipe.yaml, data.json (sources with
-their hashes, counts), metrics.jsonl (the training's log), results.json and summary.md (an evaluation of this head), tuned.json
-(its trees on the machines it was tuned on), README.md, and zoo.json, which `eagle zoo` reads. Local paths are cut to their last
-part: nobody else has the folders before it.
+What is packed: config.json, model.safetensors, training.json (recipe, last metrics), recipe.yaml, data.json (of each feature
+store: its sources with their hashes, and counts), metrics.jsonl (the training's log), results.json and summary.md (an
+evaluation of this head), tuned.json (its trees on the machines it was tuned on), README.md, and zoo.json, which `eagle zoo`
+reads. Local paths are cut to their last part: nobody else has the folders before it.
 """
 
 import json
@@ -21,7 +21,7 @@ from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, write_json
 from eagle.formats.own import OWN
 from eagle.heads import DraftHead
-from eagle.model_card import Card, model_card
+from eagle.model_card import Card, model_card, section
 from eagle.reading import read_object
 from eagle.tuning import FILE as TUNED
 from eagle.zoo import catalogue
@@ -64,8 +64,8 @@ def pack(
     # The weights' hash goes onto the card: target weights of another dtype are no reason to refuse a shipped head.
     loaded.config.target_identity = {key: value for key, value in identity.items() if key != "weights_sha256"}
     run = source.parent if run is None else Path(run)
+    manifests = _public(_manifests(run, _object(source / "training.json")))
     training = _public(_object(source / "training.json"))
-    manifest = _public(_object(run / "data" / "manifest.json"))
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
         _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
@@ -75,8 +75,8 @@ def pack(
         (folder / "recipe.yaml").write_text(
             yaml.safe_dump(training.get("recipe", {}), sort_keys=False), encoding="utf-8"
         )
-        if manifest:
-            write_json(folder / "data.json", manifest)
+        if manifests:
+            write_json(folder / "data.json", manifests)
         log = run / "train" / "metrics.jsonl"
         if log.is_file():
             (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
@@ -87,7 +87,6 @@ def pack(
         (folder / "README.md").write_text(
             _readme(name, loaded, identity, training, measured, licence, base_model), encoding="utf-8"
         )
-        counts = manifest.get("counts", {})
         write_json(
             folder / CARD,
             {
@@ -95,7 +94,7 @@ def pack(
                 "version": loaded.version,
                 "target": identity,
                 "licence": licence,
-                "training_tokens": counts.get("supervised_tokens"),
+                "training_tokens": training.get("learnt_from", {}).get("supervised_tokens"),
                 "tau": _taus(measured),
                 "results": {key: measured[key] for key in ("commit", "created", "prompts") if key in measured},
                 "packed": {"version": package_version(), "commit": git_commit()},
@@ -119,6 +118,13 @@ def _check_same(head: DraftHead, back: DraftHead) -> None:
 
 def _object(file: Path) -> dict[str, Any]:
     return read_object(file, remedy="remove it, or make it again") if file.is_file() else {}
+
+
+def _manifests(run: Path, training: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The prepared data's manifests of the run and of the other stores that it trained on, as far as they are at hand."""
+    more = section(training, "features").get("more_stores", ())
+    found = [_object(folder / "data" / "manifest.json") for folder in (run, *(Path(store).parent for store in more))]
+    return [manifest for manifest in found if manifest]
 
 
 def _public(value: Any) -> Any:
