@@ -206,7 +206,8 @@ def _set(session: "ChatSession", view: "ChatView", text: str) -> None:
     if len(words) != 2:
         raise EagleError(f'/set {text}: expected a name and a value, such as "/set temperature 0.7"')
     session.set(words[0], words[1])
-    view.remark(session.described())
+    idle = " (greedy decoding: the seed has no effect until a temperature is set)"
+    view.remark(session.described() + (idle if words[0] == "seed" and not session.samples() else ""))
 
 
 def _preset(session: "ChatSession", view: "ChatView", name: str) -> None:

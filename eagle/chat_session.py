@@ -128,6 +128,10 @@ class ChatSession:
         self._check(settings, name)
         self.preset, self.settings = name, settings
 
+    def samples(self) -> bool:
+        """Whether answers are sampled, so that a seed has an effect."""
+        return bool(keywords_of(self.settings, preset=self.preset)["do_sample"])
+
     def described(self) -> str:
         """The settings in one line."""
         said = [f"{key} {value}" for key, value in self.settings.items()]

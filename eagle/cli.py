@@ -225,10 +225,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_lint(commands)
     _add_zoo(commands)
+    presets = commands.add_parser("presets", help="The parameter templates: each value, its range and the reasons.")
+    presets.set_defaults(action=_presets)
     demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
     demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
     demo.set_defaults(action=_demo)
     return parser
+
+
+def _presets(options: argparse.Namespace) -> None:
+    from eagle.presets import PRESETS, bounds_text
+
+    for name, one in PRESETS.items():
+        print(f"{name}: {one.purpose}")
+        for key, bound in one.bounds():
+            print(f"    {bounds_text(key, bound)}")
 
 
 def _add_formats(commands: Any) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle.errors import EagleError
@@ -24,7 +23,7 @@ Exit codes: 0 sound (there may be warnings), 1 something breaks or goes wrong si
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `eagle lint`."""
-    parser.add_argument("head", metavar="HEAD", nargs="?", help="the head's folder, or a name of `eagle zoo`")
+    parser.add_argument("head", metavar="HEAD", nargs="?", help="the head's folder, hub id, or a name of `eagle zoo`")
     parser.add_argument(
         "--for",
         dest="runtime",
@@ -69,20 +68,15 @@ def lint(options: argparse.Namespace) -> int:
         raise EagleError(f"{', '.join(given)} without --parity: no effect; add --parity")
     if options.parity:
         return _parity(options)
+    from eagle.formats.files import head_folder
     from eagle.lint import lint
 
-    report = lint(_folder(options.head), runtime=options.runtime, target=_target(options.target))
+    report = lint(head_folder(options.head), runtime=options.runtime, target=_target(options.target))
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print(report)
     return 0 if report.sound else 1
-
-
-def _folder(head: str) -> Path:
-    from eagle.zoo.catalogue import zoo_folder
-
-    return Path(head) if Path(head).is_dir() else zoo_folder(head) or Path(head)
 
 
 def _target(model: str | None) -> "TargetConfig | None":

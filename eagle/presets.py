@@ -240,20 +240,12 @@ def within(name: str, explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {"do_sample": sampled, **values}
 
 
-def table() -> list[list[str]]:
-    """A row per template and parameter: template, parameter, value, range, reasons and source. For `--help` and documents."""
-    return [
-        [
-            name,
-            key,
-            _number(key, bound.value),
-            _range(key, bound),
-            f"below: {bound.why_low}; above: {bound.why_high}",
-            bound.source,
-        ]
-        for name, one in PRESETS.items()
-        for key, bound in one.bounds()
-    ]
+def bounds_text(key: str, bound: Bound) -> str:
+    """One parameter of a template: its value and whose that is, its range, and the reasons for the range."""
+    return (
+        f"{key} {_number(key, bound.value)} ({bound.source}); {_range(key, bound)}: below, {bound.why_low}; above, "
+        f"{bound.why_high}"
+    )
 
 
 def summary(name: str) -> str:

@@ -5,6 +5,7 @@ the likelihood of the text under the target and, of prompts with a GSM8K referen
 First turns only; the rules take turns prompt by prompt, their order rotating.
 """
 
+import dataclasses
 import re
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.quality_report import print_quality, write_quality
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
-from eagle.eval.statistics import paired_difference
+from eagle.eval.statistics import paired_difference, paired_ratio
 from eagle.eval.which_head import drafting_head
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
@@ -53,7 +54,8 @@ DEFINITIONS = {
     "difference": "rule minus coupled over the same prompts and seeds, with its 95% paired bootstrap interval (prompts are drawn "
     f"with replacement, {RESAMPLES} times); an interval that holds 0 shows no difference",
     "tau": "accepted drafts + 1 per verify step, pooled",
-    "tok/s": "new tokens over the wall time of the whole calls; their ratio to coupled in brackets",
+    "tok/s": "new tokens over the wall time of the whole calls, then the median over prompts of its ratio to coupled's with a "
+    "95% bootstrap interval",
 }
 
 
@@ -187,7 +189,15 @@ def summary(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
         body = _figures(list(answers.values()))
         body["same_text"] = sum(mine["text"] == theirs["text"] for mine, theirs in pairs)
         if rule != LOSSLESS:
-            body["speed_over_lossless"] = body["tokens_per_second"] / _figures(list(base.values()))["tokens_per_second"]
+            speedup = paired_ratio(
+                [theirs["seconds"] / theirs["tokens"] for _, theirs in pairs],
+                [mine["seconds"] / mine["tokens"] for mine, _ in pairs],
+                totals=[
+                    (theirs["seconds"] / theirs["tokens"], mine["seconds"] / mine["tokens"]) for mine, theirs in pairs
+                ],
+                seed=seed,
+            )
+            body["speed_over_lossless"] = None if speedup is None else dataclasses.asdict(speedup)
             parts = [[(one["nll"], one["tokens"]) for one in pair] for pair in pairs]
             body["nll_difference"] = paired_difference(parts, resamples=RESAMPLES, seed=seed)
             for name in EXTRACTIONS if judged else ():

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.eval.results import ratio_text
 from eagle.files import atomic_path, write_json
 
 _HEADINGS = (
@@ -41,7 +42,8 @@ def rows(body: Mapping[str, Any]) -> list[list[str]]:
             _right(one, "last number"),
             _difference(one.get("accuracy_difference_last number"), percent=True),
             f"{one['tau']:.2f}",
-            f"{one['tokens_per_second']:.1f}" + (f" ({one['speed_over_lossless']:.2f}x)" if rule != "coupled" else ""),
+            f"{one['tokens_per_second']:.1f}"
+            + (f", {ratio_text(one['speed_over_lossless'])}" if rule != "coupled" else ""),
         ]
         for rule, one in body.items()
     ]

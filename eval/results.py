@@ -275,8 +275,11 @@ def label_of(name: str) -> str:
 
 
 def ratio_text(value: Mapping[str, float] | None) -> str:
-    """A speed-up with its interval."""
-    return "-" if value is None else f"{value['median']:.2f}x [{value['low']:.2f}, {value['high']:.2f}]"
+    """A speed-up with its interval; alone where it comes from a single request, over which nothing can be resampled."""
+    if value is None:
+        return "-"
+    alone = value["low"] == value["high"]
+    return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
 
 
 def _rates(values: Sequence[float]) -> str:

@@ -88,6 +88,7 @@ def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
     script = [
         "/system be brief",
         "hello",
+        "/set seed 3",
         "/set temperature 0.7",
         "/set seed 3",
         "hello",
@@ -106,6 +107,7 @@ def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
     assert len(body["answers"]) == 3
     assert [answer["seed"] for answer in body["answers"]][1:] != [0, 0]
     assert "seed 3" in err
+    assert err.count("the seed has no effect until a temperature is set") == 1
     assert re.search(r"3 answers, \d+ tokens, .* tau \d\.\d\d over \d+ verify steps", out)
     assert all(
         command in out for command in ("/reset", "/system", "/set", "/preset", "/stats", "/save", "/help", "/quit")

@@ -8,9 +8,10 @@ import torch
 from transformers import GenerationConfig
 
 from eagle.arguments import resolve
+from eagle.cli import main
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.presets import NAMES, PRESETS, table, within
+from eagle.presets import NAMES, PRESETS, bounds_text, within
 from eagle.rows import Row
 from eagle.target import Target
 from tests.oracles import prompt
@@ -45,12 +46,16 @@ def test_a_template_is_sound(name: str) -> None:
         assert bound.low <= bound.value <= bound.high, key
         assert bound.why_low, key
         assert bound.why_high, key
-    assert {key for row_name, key, *_ in table() if row_name == name} == {
-        "temperature",
-        "top_p",
-        "top_k",
-        "max_new_tokens",
-    }
+        assert f"{bound.why_low}; above, {bound.why_high}" in bounds_text(key, bound)
+    assert {key for key, _ in PRESETS[name].bounds()} == {"temperature", "top_p", "top_k", "max_new_tokens"}
+
+
+def test_the_command_prints_every_bound_with_its_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets"]) == 0
+    out = capsys.readouterr().out
+    for name, one in PRESETS.items():
+        assert f"{name}: {one.purpose}" in out
+        assert all(bounds_text(key, bound) in out for key, bound in one.bounds())
 
 
 def test_explicit_values_go_over_the_template_and_other_keywords_beside_it(row: Callable[..., Row]) -> None:
