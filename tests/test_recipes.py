@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 
 from eagle.config import read_recipe
+from eagle.drafters import NEEDS_HEAD
+from eagle.eval.settings import parse_settings
 from eagle.train import selection
 from eagle.train_config import TrainConfig
 
 RECIPES = sorted(Path(str(files("eagle") / "configs")).glob("*.yaml"))
 PUBLISHED = ("llama-3.1-8b", "qwen3-8b", "vicuna-7b")
+SUITE = "smollm2-135m-suite"
+"""Evaluates the shipped head; trains none."""
 SMOLLM2 = ("smollm2-135m", "smollm2-135m-eagle3", "smollm2-135m-hass")
 
 
 def test_every_promised_recipe_is_there() -> None:
-    assert {path.stem for path in RECIPES} == {*PUBLISHED, *SMOLLM2, "demo-smollm2"}
+    assert {path.stem for path in RECIPES} == {*PUBLISHED, *SMOLLM2, SUITE, "demo-smollm2"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -24,7 +28,7 @@ def test_a_recipe_is_valid_and_says_its_costs_and_sources(path: Path) -> None:
     selection.check_settings(recipe)
     assert recipe.output_dir == f"runs/{path.stem}" or path.stem == "demo-smollm2"
     header = path.read_text(encoding="utf-8").split("output_dir:")[0]
-    if path.stem != "demo-smollm2":
+    if path.stem not in ("demo-smollm2", SUITE):
         for word in ("Settings", "Disk", "Time", "Tau" if path.stem != "qwen3-8b" else "tau", "arXiv"):
             assert word in header, word
 
@@ -57,6 +61,13 @@ def test_smollm2_recipes_differ_in_the_head_its_losses_and_its_rate_alone() -> N
     rates = {recipe.head.version: recipe.train.lr for recipe in (base, *others)}
     assert rates == {"eagle1": 4e-4, "eagle3": 7e-4}
     assert {recipe.train.lr for recipe in (base, *others) if recipe.head.version == "eagle1"} == {4e-4}
+
+
+def test_the_suite_compares_every_method_that_needs_no_draft_model() -> None:
+    recipe = read_recipe(_path(SUITE))
+    assert recipe.eval.prompts == ("suite:spec-bench-open",)
+    assert set(recipe.eval.methods) == {"hf", "hf-lookup", "plain", "ngram", "tuned", *NEEDS_HEAD}
+    assert [setting.sampling.temperature for setting in parse_settings(recipe.eval.sampling)] == [0, 1]
 
 
 def _path(name: str) -> Path:
