@@ -1,5 +1,6 @@
 """Throughput against batch size as a part of `eagle eval` (eval.batches): one curve per sampling setting, resumable."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
-from eagle.drafters import NEEDS_HEAD
+from eagle.drafters import NEEDS_HEAD, published
 from eagle.errors import EagleError
 from eagle.eval.check import checked_decoder
 from eagle.eval.prompt_set import Prompt, spread
@@ -38,6 +39,9 @@ class Curves:
             )
         if self.batches == [1]:
             return
+        # The trees of the method eagle2, whose ledger predicts this curve, where a tuned one would be taken otherwise.
+        if recipe.decode.drafter == "eagle2":
+            recipe = dataclasses.replace(recipe, decode=published(recipe.decode))
         self.decoder = checked_decoder(recipe, target, head if recipe.decode.drafter in NEEDS_HEAD else None)
         rendered = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
         fitting = [prompt for prompt in prompts if fits(target, rendered[prompt.id], recipe.eval.max_new_tokens)]

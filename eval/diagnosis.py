@@ -138,8 +138,8 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None) -> tuple[str, str]:
     if cause == "acceptance":
         limit = (cycle.levels + 1) / cycle.breakeven_tau
         return (
-            f"tau is {cycle.tau:.2f}, a cycle costs {cycle.breakeven_tau:.2f} plain steps; {cycle.levels} levels all accepted "
-            f"would give {limit:.2f}x",
+            f"tau is {cycle.tau:.2f}, a cycle costs {cycle.breakeven_tau:.2f} plain steps; {cycle.levels} level"
+            f"{'s' * (cycle.levels != 1)} all accepted would give {limit:.2f}x",
             "train the head on more of the target's own words (and with unrolling); until then a smaller tree, which eagle tune "
             "finds, costs less for the same guesses",
         )

@@ -206,7 +206,7 @@ def test_the_demo_measures_the_shipped_head_only_behind_its_own_target(
     write_json(zoo / "tiny-one/zoo.json", {**card, "target": {"model": recipe.target.model}})
     shipped = demo.shipped_recipe(recipe)
     assert shipped is not None
-    assert (shipped.decode.budget, shipped.eval.methods) == (8, ("hf", "plain", "eagle2"))
+    assert (shipped.decode.depth, shipped.eval.methods) == (demo.SHIPPED_TREE["depth"], ("hf", "plain", "eagle2"))
     assert shipped.eval.prompts == recipe.eval.prompts
     assert shipped.eval_dir != recipe.eval_dir
 
@@ -225,7 +225,7 @@ def test_what_is_shipped_loads_is_small_and_tells_no_folders() -> None:
 
 @pytest.mark.real
 def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
-    trees = DecodeConfig(budget=demo.SHIPPED_BUDGET, top_k=demo.SHIPPED_TOP_K, depth=demo.SHIPPED_DEPTH)
+    trees = DecodeConfig(**demo.SHIPPED_TREE)
     decoder = SpeculativeDecoder.from_pretrained(smollm2, head=demo.SHIPPED, decode=trees)
     assert smollm2.tokenizer is not None
     ids = smollm2.tokenizer.apply_chat_template(
@@ -234,3 +234,10 @@ def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
     out = decoder.generate(ids, max_new_tokens=24, do_sample=False)
     assert out.stats is not None
     assert out.stats[0].tau > 1.2
+    published = SpeculativeDecoder.from_pretrained(
+        smollm2, head=demo.SHIPPED, decode=DecodeConfig(budget=60, top_k=10, depth=6)
+    )
+    again = published.generate(ids, max_new_tokens=24, do_sample=False)
+    assert torch.equal(again.sequences, out.sequences)
+    assert again.stats is not None
+    assert again.stats[0].tau > out.stats[0].tau

@@ -6,12 +6,17 @@ import pytest
 
 from eagle.checkpoint import save_head
 from eagle.config import Recipe, read_recipe
+from eagle.decode import SpeculativeDecoder
+from eagle.drafters import left_open
 from eagle.errors import EagleError
 from eagle.eval import curves
 from eagle.eval.curves import Curves
 from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.settings import parse_settings
+from eagle.head_drafter import HeadDrafter
 from eagle.target import Target
+from eagle.tuned_drafter import TunedDrafter
+from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 
@@ -33,6 +38,26 @@ def test_one_request_at_a_time_measures_no_curve(tmp_path: Path, target: Target)
     asked, recipe = of(tmp_path, target)
     assert asked.measure(parse_settings(("T=0",)), {}) == []
     assert not (recipe.eval_dir / "throughput.json").exists()
+
+
+def test_a_tree_left_open_is_the_published_one_that_the_ledger_predicts(tmp_path: Path, target: Target) -> None:
+    tree = TreeSettings(budget=2, top_k=1, depth=1)
+    entry = TunedTrees(
+        hardware=machine_name(target.device),
+        engine=target.engine,
+        dtype=dtype_name(target.dtype),
+        choices=(TunedChoice(batch=1, temperature=0.0, tree=tree),),
+    )
+    recipe = of(tmp_path, target)[1]
+    write_tuned(recipe.head_dir, entry)
+    assert isinstance(
+        SpeculativeDecoder.from_pretrained(target, recipe.head_dir, decode=left_open(recipe.decode)).drafter,
+        TunedDrafter,
+    )
+    asked, _ = of(
+        tmp_path, target, "--eval.batches=[1,2]", *(f"--decode.{key}=null" for key in ("budget", "top_k", "depth"))
+    )
+    assert isinstance(asked.decoder.drafter, HeadDrafter)
 
 
 @pytest.mark.parametrize(
