@@ -40,6 +40,7 @@ from eagle.eval.summarise import summarise
 from eagle.eval.which_head import own_or_given
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
+from eagle.reading import read_object
 from eagle.target import Target
 from eagle.train.tau_plot import read_taus
 from eagle.tuning import tuned_for
@@ -215,7 +216,8 @@ def _training(recipe: Recipe, head: Path | None) -> dict[str, Any] | None:
     if head is None:
         return None
     record = head / "training.json"
-    found = json.loads(record.read_text(encoding="utf-8")).get("learnt_from", {}) if record.is_file() else {}
+    remedy = "put back the one that training wrote, or remove it; the answers are kept"
+    found = read_object(record, remedy=remedy).get("learnt_from", {}) if record.is_file() else {}
     logs = (head / "metrics.jsonl", head.parent / recipe.train_dir.name / "metrics.jsonl")
     taus = read_taus(next((log for log in logs if log.is_file()), logs[0]))
     return {**found, "tau": taus} if found or taus else None

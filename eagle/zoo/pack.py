@@ -64,8 +64,8 @@ def pack(
     # The weights' hash goes onto the card: target weights of another dtype are no reason to refuse a shipped head.
     loaded.config.target_identity = {key: value for key, value in identity.items() if key != "weights_sha256"}
     run = source.parent if run is None else Path(run)
-    manifests = _public(_manifests(run, _object(source / "training.json")))
-    training = _public(_object(source / "training.json"))
+    record = _object(source / "training.json")
+    manifests, training = _public(_manifests(run, record)), _public(record)
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
         _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
