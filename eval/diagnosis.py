@@ -24,6 +24,25 @@ NAMES: dict[Cause, str] = {
     "healthy": "healthy",
 }
 
+# What to change depends on what drafts; drafters that are not named here are draft heads.
+RAISE_ACCEPTANCE = {
+    "ngram": "prompt lookup guesses only what the text repeats: use it for tasks that copy (retrieval, summaries, edits), ask "
+    "for longer matches (decode.ngram_min), or draft with a head",
+    "model": "take a draft model closer to the target (of its family, or tuned on its answers), draft fewer levels "
+    "(decode.depth), or train a head",
+}
+TRAIN_THE_HEAD = (
+    "train the head on more of the target's own words (and with unrolling); until then a smaller tree, which eagle tune "
+    "finds, costs less for the same guesses"
+)
+DRAFT_FASTER = {
+    "ngram": "look up fewer continuations (decode.ngram_continuations, decode.ngram_max)",
+    "model": "draft fewer levels (decode.depth, decode.level_cost), or take a smaller draft model",
+}
+DRAFT_FEWER_LEVELS = (
+    "draft fewer levels (decode.depth, decode.level_cost; eagle tune), or fewer tokens (head.draft_vocab_size)"
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cycle:
@@ -101,8 +120,9 @@ class Diagnosis:
         return dataclasses.asdict(self)
 
 
-def diagnose(cycle: Cycle, *, alone: Cycle | None = None) -> Diagnosis:
-    """alone: the same decoder with one row, where it was measured too: it tells a large batch from a large tree."""
+def diagnose(cycle: Cycle, *, alone: Cycle | None = None, drafter: str = "eagle2") -> Diagnosis:
+    """alone: the same decoder with one row, where it was measured too: it tells a large batch from a large tree.
+    drafter: what proposes, as in decode.drafter: what to change depends on it."""
     recoverable = cycle.recoverable
     acceptance, costs = recoverable["acceptance"], cycle.costs_factor
     cause: Cause
@@ -117,7 +137,7 @@ def diagnose(cycle: Cycle, *, alone: Cycle | None = None) -> Diagnosis:
             "host": cycle.host_ms,
         }
         cause = max(parts, key=lambda one: parts[one])
-    figure, change = _words(cause, cycle, alone)
+    figure, change = _words(cause, cycle, alone, drafter)
     return Diagnosis(
         cause=cause,
         name=NAMES[cause],
@@ -128,7 +148,7 @@ def diagnose(cycle: Cycle, *, alone: Cycle | None = None) -> Diagnosis:
     )
 
 
-def _words(cause: Cause, cycle: Cycle, alone: Cycle | None) -> tuple[str, str]:
+def _words(cause: Cause, cycle: Cycle, alone: Cycle | None, drafter: str) -> tuple[str, str]:
     share = f"of a cycle's {cycle.cycle_ms:.1f} ms"
     if cause == "healthy":
         return (
@@ -140,13 +160,12 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None) -> tuple[str, str]:
         return (
             f"tau is {cycle.tau:.2f}, a cycle costs {cycle.breakeven_tau:.2f} plain steps; {cycle.levels} level"
             f"{'s' * (cycle.levels != 1)} all accepted would give {limit:.2f}x",
-            "train the head on more of the target's own words (and with unrolling); until then a smaller tree, which eagle tune "
-            "finds, costs less for the same guesses",
+            RAISE_ACCEPTANCE.get(drafter, TRAIN_THE_HEAD),
         )
     if cause == "draft":
         return (
-            f"drafting takes {cycle.draft_ms:.1f} ms {share}, for {cycle.levels} levels",
-            "draft fewer levels (decode.depth, decode.level_cost; eagle tune), or fewer tokens (head.draft_vocab_size)",
+            f"drafting takes {cycle.draft_ms:.1f} ms {share}, for {cycle.levels} level{'s' * (cycle.levels != 1)}",
+            DRAFT_FASTER.get(drafter, DRAFT_FEWER_LEVELS),
         )
     if cause == "host":
         return (

@@ -175,7 +175,8 @@ def _of_setting(
     if larger:
         entry = next(one for one in entries if one["method"] == main)
         proposals = measure_proposals(decoder, contexts, setting=setting, batches=batches)
-        body |= _curve(entry, costs, {b: one[0] for b, one in proposals.items()}, measured, target=target)
+        timings = {batch: one[0] for batch, one in proposals.items()}
+        body |= _curve(entry, costs, timings, measured, target=target, drafter=methods[main].drafter)
     return body
 
 
@@ -259,7 +260,7 @@ def _entry(
         "error_from_run": from_run / measured.pooled - 1,
         "gain": _gain(cycle, cost),
         "rejected": _rejected(target, name, [*fitted, *held_out] if fitted != held_out else fitted),
-        "diagnosis": diagnose(cycle).as_dict(),
+        "diagnosis": diagnose(cycle, drafter=method.drafter).as_dict(),
     }
 
 
@@ -312,6 +313,7 @@ def _curve(
     measured: Mapping[str, Any] | None,
     *,
     target: Target,
+    drafter: str,
 ) -> dict[str, Any]:
     """Speed-up against batch size, predicted and measured, and where each falls through 1.
 
@@ -341,7 +343,7 @@ def _curve(
                 "batch": batch,
                 "predicted": dataclasses.replace(cycle, tau=entry["tau_trimmed"]).speedup,
                 "measured": None if ratio is None else ratio["pooled"],
-                "diagnosis": diagnose(cycle, alone=cycles[0]).as_dict(),
+                "diagnosis": diagnose(cycle, alone=cycles[0], drafter=drafter).as_dict(),
                 "cycle": dataclasses.asdict(cycle),
             }
         )

@@ -49,6 +49,11 @@ class Method:
     decoder: SpeculativeDecoder | None = None
     """What answers; None: Hugging Face"""
 
+    @property
+    def drafter(self) -> str:
+        """The name without its rule."""
+        return self.name.partition("@")[0]
+
     def check(self, setting: Setting) -> Check:
         return self.greedy_check if setting.greedy else self.sampled_check
 

@@ -78,6 +78,20 @@ def test_the_words_hold_the_figure_that_says_so_and_a_large_batch_is_told_from_a
     assert "100.0 ms of a cycle's 132.0 ms" in str(diagnose(dataclasses.replace(GOOD, host_ms=100.0)))
 
 
+def test_what_to_change_is_something_that_the_drafter_has() -> None:
+    few_accepted, slow_draft = dataclasses.replace(GOOD, tau=1.02), dataclasses.replace(GOOD, draft_ms=90.0)
+    for drafter, by_name in (("ngram", "ngram_"), ("model", "draft model")):
+        for cycle in (few_accepted, slow_draft):
+            found = diagnose(cycle, drafter=drafter)
+            assert by_name in found.change
+            assert "eagle tune" not in found.change
+            assert "train the head" not in found.change
+            # Only the advice differs, not what is found.
+            assert (found.cause, found.figure) == (diagnose(cycle).cause, diagnose(cycle).figure)
+    assert "train the head" in diagnose(few_accepted).change
+    assert "eagle tune" in diagnose(slow_draft, drafter="chain").change
+
+
 def test_parts_are_the_stats_per_verify_step() -> None:
     drafted = [
         DecodeStats(accepted=[1, 0, 2], nodes=24, draft_ms=6.0, verify_ms=30.0, prefill_ms=5.0, total_ms=44.0),
