@@ -1,9 +1,11 @@
 """Several feature stores read as one: data that came later need not be extracted together with what was there.
 
-The documents of the first store come first, then those of the second, and so on; each keeps its split. All stores are of
-the same target; their dtypes may differ.
+The documents of the first store come first, then those of the second, and so on; each keeps its split. A document whose
+tokens an earlier store holds is left out: it would count twice, and one that is held out there could be trained on here. All
+stores are of the same target; their dtypes may differ.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +23,10 @@ from eagle.token_layers import TokenLayers
 class JoinedStores:
     """Feature stores of one target, one after the other (eagle/data/documents.py says what a source of documents is)."""
 
-    def __init__(self, stores: Sequence[FeatureStore]):
-        """Raises EagleError when two are the same folder, or of different targets."""
+    def __init__(self, stores: Sequence[FeatureStore], *, kept: Sequence[np.ndarray] | None = None):
+        """kept: per store the numbers of the documents that count (int64, ascending), where they are known already.
+
+        Raises EagleError when two are the same folder, or of different targets."""
         first = stores[0]
         folders = [store.directory.resolve() for store in stores]
         for number, store in enumerate(stores):
@@ -38,10 +42,10 @@ class JoinedStores:
                     f"{store.name} was made with another tokenizer or chat template than {first.name}; prepare and extract "
                     "its conversations anew, or take it out of features.more_stores"
                 )
-        self.stores = tuple(stores)
         self.aux_layers = first.aux_layers
-        self.lengths = np.concatenate([store.lengths for store in stores])
-        self._first_of = np.cumsum([0, *(len(store) for store in stores)])
+        self.stores, self._kept = tuple(stores), _without_repeats(stores) if kept is None else kept
+        self.lengths = np.concatenate([store.lengths[chosen] for store, chosen in zip(stores, self._kept, strict=True)])
+        self._first_of = np.cumsum([0, *map(len, self._kept)])
 
     @property
     def hidden_size(self) -> int:
@@ -61,17 +65,23 @@ class JoinedStores:
 
     def for_layers(self, aux_layers: Sequence[int]) -> "JoinedStores":
         """The same documents as a head with these aux layers reads them. Raises EagleError when a store lacks one."""
-        return JoinedStores([store.for_layers(aux_layers) for store in self.stores])
+        return JoinedStores([store.for_layers(aux_layers) for store in self.stores], kept=self._kept)
 
     def fingerprint(self) -> str:
         """Of all stores, in their order."""
-        return sha256_text(json.dumps([store.fingerprint() for store in self.stores]))
+        return sha256_text(json.dumps([*(store.fingerprint() for store in self.stores), len(self)]))
+
+    @property
+    def repeated(self) -> int:
+        """Documents that an earlier store holds too."""
+        return sum(map(len, self.stores)) - len(self)
 
     def split(self, name: str) -> list[int]:
         """The numbers of the documents in split "train" or "validation", ascending."""
-        return [
-            int(first) + n for first, store in zip(self._first_of, self.stores, strict=False) for n in store.split(name)
-        ]
+        found: list[int] = []
+        for first, store, kept in zip(self._first_of, self.stores, self._kept, strict=False):
+            found += (first + np.flatnonzero(np.isin(kept, store.split(name)))).tolist()
+        return found
 
     def __len__(self) -> int:
         return int(self._first_of[-1])
@@ -98,7 +108,18 @@ class JoinedStores:
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")
         place = int(np.searchsorted(self._first_of, number, side="right")) - 1
-        return self.stores[place], number - int(self._first_of[place])
+        return self.stores[place], int(self._kept[place][number - int(self._first_of[place])])
+
+
+def _without_repeats(stores: Sequence[FeatureStore]) -> list[np.ndarray]:
+    """Of every store, the documents whose tokens no earlier store holds."""
+    seen: set[bytes] = set()
+    found = []
+    for store in stores:
+        digests = [hashlib.sha256(store.ids_and_mask(n)[0].numpy().tobytes()).digest() for n in range(len(store))]
+        found.append(np.array([n for n, digest in enumerate(digests) if digest not in seen], dtype=np.int64))
+        seen.update(digests)
+    return found
 
 
 def _target(store: FeatureStore) -> str:

@@ -23,6 +23,7 @@ from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.launch import whole_models
+from eagle.progress import console
 from eagle.target import Target
 from eagle.token_layers import TokenLayers
 
@@ -38,7 +39,15 @@ def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
         store = FeatureStore.open(recipe.store_dir)
         require_match(store, recipe)
         more = [FeatureStore.open(folder) for folder in recipe.features.more_stores]
-        return JoinedStores([store, *more]) if more else store
+        if not more:
+            return store
+        joined = JoinedStores([store, *more])
+        if joined.repeated and accelerator.is_main_process:
+            console.print(
+                f"features: {joined.repeated:,} documents of features.more_stores are in an earlier store too and read once",
+                markup=False,
+            )
+        return joined
     if recipe.features.more_stores:
         raise EagleError(
             "features.more_stores is set, but train.features is online, which reads no store; name the conversations in "

@@ -65,7 +65,7 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
             f"{list(settings.temperatures)}: a prompt would get the same greedy answer twice; name that many different "
             "temperatures, or none of 0"
         )
-    output = Path(settings.output or Path(recipe.output_dir) / "regenerated.jsonl")
+    output = regenerated(recipe)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     assert target.tokenizer is not None
     limit = settings.max_prompt_tokens + settings.max_new_tokens
@@ -104,6 +104,11 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
         f"{decoder.generated / seconds:,.0f} tokens/s"
     )
     return {"rows": total, "written": len(waiting), "tokens": decoder.generated, "seconds": seconds}
+
+
+def regenerated(recipe: Recipe) -> Path:
+    """The file that holds, or will hold, the answers."""
+    return Path(recipe.data.regenerate.output or Path(recipe.output_dir) / "regenerated.jsonl")
 
 
 class AnswerFile:

@@ -1,18 +1,14 @@
 """eagle: train EAGLE draft heads for any Hugging Face causal language model, and prove what they are worth."""
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["SpeculativeDecoder", "Target"]
+__all__ = ["DecodeConfig", "SpeculativeDecoder", "Target"]
+_PLACES = {"DecodeConfig": "eagle.config", "SpeculativeDecoder": "eagle.decode", "Target": "eagle.target"}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: the command line's --help must not wait for torch.
-    if name == "SpeculativeDecoder":
-        from eagle.decode import SpeculativeDecoder
-
-        return SpeculativeDecoder
-    if name == "Target":
-        from eagle.target import Target
-
-        return Target
-    raise AttributeError(f"module 'eagle' has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'eagle' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -63,26 +63,24 @@ def head_hash(path: str | Path) -> str:
 def check_fits(head: DraftHead, target: Any) -> None:
     """Raises EagleError when the head was made for another target (`target`: an eagle.target.Target).
 
-    Widths must agree, and so must the vocabulary that a reduced one is a part of (an EAGLE-3 head's LM head, when it has
-    all tokens) and the layers that an EAGLE-3 head looks at, which are settled here when its config names none; embeddings
-    that came with the head must be the target's; a recorded identity must match.
+    Widths and vocabularies must agree, and so must the layers that an EAGLE-3 head looks at, which are settled here when its
+    config names none; embeddings that came with the head must be the target's; a recorded identity must match.
     """
     if head.config.hidden_size != target.hidden_size:
         raise EagleError(
             f"the head is for features of width {head.config.hidden_size}, target {target.name} has {target.hidden_size}; "
             "use the head's own target, or train one for this target"
         )
-    if head.vocabulary is not None and head.vocabulary.target_size != target.vocab_size:
+    size = head.config.vocab_size
+    if size != target.vocab_size:
+        what = "LM head has" if isinstance(head, Eagle3Head) else "vocabulary has"
+        if head.config.draft_vocab_size is not None:
+            what = "draft vocabulary is a part of"
         raise EagleError(
-            f"the head's draft vocabulary is a part of {head.vocabulary.target_size} tokens, target {target.name} has "
-            f"{target.vocab_size}; use the head's own target, or train one for this target"
+            f"the head's {what} {size} tokens, target {target.name} has {target.vocab_size}; use the head's own target, or "
+            "train one for this target"
         )
     if isinstance(head, Eagle3Head):
-        if head.vocabulary is None and head.lm_head.out_features != target.vocab_size:
-            raise EagleError(
-                f"the head's LM head has {head.lm_head.out_features} tokens, target {target.name} has {target.vocab_size}; "
-                "use the head's own target, or train one for this target"
-            )
         head.bind(target.num_layers)
     embeddings, head.embed_tokens_VH = head.embed_tokens_VH, None
     if embeddings is not None:

@@ -102,7 +102,8 @@ class FeaturesConfig:
     shard_tokens: int = 32768
     """Tokens per shard: what a kill can lose, and what one process holds in memory."""
     more_stores: tuple[str, ...] = ()
-    """Feature stores (`features` folders of other runs over the same target) that training reads besides the recipe's own."""
+    """Feature stores (`features` folders of other runs over the same target) that training reads besides the recipe's own; a
+    document that an earlier one holds too is read once."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,6 +218,18 @@ class EvalConfig:
     predicted from them and held against the measured one, and what holds it back is named. Seconds per setting."""
     seed: int = 0
     """Seed of the requests' noise and of the bootstrap intervals."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_new_tokens", 1),
+            ("warmup_prompts", 0),
+            ("chain_depth", 1),
+            ("check_rows", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is None or value < least:
+                raise EagleError(f"eval.{name} is {value}, expected {least} or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

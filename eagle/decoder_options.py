@@ -41,6 +41,13 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default=None, choices=["auto", "float32", "bfloat16", "float16"], help="weights' dtype"
     )
+    parser.add_argument(
+        "--engine",
+        default=None,
+        choices=["eager", "compiled", "cudagraph"],
+        help="how forwards run (default: the recipe's, or eager). compiled: packed matrices on a CPU, float32; "
+        "cudagraph: captured graphs on one GPU. Trees of eagle tune hold for the engine they were tuned with",
+    )
     tree = parser.add_argument_group("draft tree", "default: the recipe's, or the published one")
     tree.add_argument("--tree-budget", type=int, metavar="N", help="nodes per verification, the root included")
     tree.add_argument("--tree-top-k", type=int, metavar="K", help="children per node and nodes per level")
@@ -165,7 +172,8 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     head = options.head or (str(recipe.head_dir) if recipe is not None else None)
     decode = recipe.decode if recipe is not None else DecodeConfig()
     names = {"budget": "tree_budget", "top_k": "tree_top_k", "depth": "tree_depth"}
-    names |= {name: name for name in ("drafter", "draft_model", "rule", "rule_top_k", "rule_epsilon", "rule_delta")}
+    same = ("drafter", "draft_model", "engine", "rule", "rule_top_k", "rule_epsilon", "rule_delta")
+    names |= {name: name for name in same}
     given = {key: value for key, name in names.items() if (value := getattr(options, name)) is not None}
     decode = dataclasses.replace(decode, **given)
     _refuse_idle(decode, given)

@@ -1,6 +1,7 @@
 """`eagle export`: a head becomes a folder that a runtime loads, with a model card and the command that serves it."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("reference", "vllm", "sglang", "speculators", "trtllm")
 DTYPES = ("bfloat16", "float16", "float32")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="ID",
-        help="the target's public name, for the files, the card and the command (default: --target)",
+        help="the target's public name (owner/name), for the files, the card and the command (default: --target)",
     )
     parser.add_argument(
         "--speculative-tokens",
@@ -66,11 +68,10 @@ def export(options: argparse.Namespace) -> None:
     from eagle.formats.format import VERSION_NAMES
     from eagle.formats.read import read_head
     from eagle.formats.registry import format_named
-    from eagle.formats.write import export_head, write_export
+    from eagle.formats.write import drop_idle_bias, export_head, write_export
     from eagle.import_cli import refuse_existing, target_facts
 
     out = Path(options.out)
-    refuse_existing(out, options.head, overwrite=options.overwrite)
     if options.speculative_tokens < 1:
         raise EagleError(f"--speculative-tokens is {options.speculative_tokens}, expected at least 1")
     if options.private and options.push_to_hub is None:
@@ -80,17 +81,23 @@ def export(options: argparse.Namespace) -> None:
     model = options.target or (head.config.target_identity or {}).get("model")
     if model is None:
         raise EagleError("the head names no target; give --target MODEL")
-    target = target_facts(str(model))
+    refuse_existing(out, head=options.head, target=str(model), overwrite=options.overwrite)
+    format, name = format_named(options.to), options.name or str(model)
+    unnamed = _not_public(name, format.title, given=options.name is not None)
+    if unnamed is not None and options.push_to_hub is not None:
+        raise EagleError(f"{unnamed}: files for the hub need its name there; give --name OWNER/MODEL")
+    target = target_facts(str(model), options.head, read.files.folder)
     head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
     check_fits(head, target)
-    name = options.name or target.name
+    drop_idle_bias(head)
     made = export_head(
         head,
-        format_named(options.to),
+        format,
         target,
         folder=options.push_to_hub or str(out),
+        uploaded=options.push_to_hub is not None,
         dtype=options.dtype,
-        verifier=name,
+        verifier=name if unnamed is None else None,
         tokens=options.speculative_tokens,
     )
     training = _training(read.files.folder)
@@ -105,6 +112,8 @@ def export(options: argparse.Namespace) -> None:
     print(f"{out}: {VERSION_NAMES[head.version]} head for {made.format.title}, {options.dtype}")
     for line in (*verified, *made.notes, *skipped):
         print(f"  {line}")
+    if unnamed is not None:
+        print(f"  {unnamed}: give --name OWNER/MODEL, its name on the hub")
     if options.license is None:
         print("  README.md names no licence: give --license ID, such as apache-2.0")
     print(f"serve it:\n{made.serve}")
@@ -115,7 +124,8 @@ def export(options: argparse.Namespace) -> None:
 def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any = None) -> str:
     """Creates the repository where there is none and uploads the folder; returns its address.
 
-    client: a huggingface_hub.HfApi, or what looks like one. Raises EagleError when the hub cannot be reached or refuses.
+    client: a huggingface_hub.HfApi, or what looks like one. Raises EagleError when the hub cannot be reached or refuses, and for
+    a private upload into a repository that is public.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -123,12 +133,24 @@ def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any =
     api = HfApi() if client is None else client
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.repo_info(repo).private:
+            raise EagleError(
+                f"{repo} exists and is public, which --private does not change: nothing was uploaded, the files are complete in "
+                f"{folder}; make it private on the hub, name another repository, or leave --private out"
+            )
         api.upload_folder(
             folder_path=str(folder), repo_id=repo, commit_message="Draft head, exported by eagle-draft-toolkit"
         )
+    except EagleError:
+        raise
     except Exception as error:
         # The hub's client passes on errors of whichever HTTP library its version is built on.
         known = isinstance(error, (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError))
+        if isinstance(error, ValueError) and not known:  # what the hub finds wrong with the model card
+            raise EagleError(
+                f"{repo} was not uploaded to ({' '.join(str(error).split())}); the files are complete in {folder}: mend the "
+                f"metadata at the top of its README.md (--license, --name), then `hf upload {repo} {folder}`"
+            ) from error
         if not known and type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "requests"):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -137,6 +159,16 @@ def push_to_hub(folder: Path, repo: str, *, private: bool = False, client: Any =
             f"HF_HUB_OFFLINE and `hf auth login`, then `hf upload {repo} {folder}`"
         ) from error
     return str(address)
+
+
+def _not_public(name: str, title: str, *, given: bool) -> str | None:
+    """Why a runtime elsewhere cannot open a target by this name; None: it is a hub id. given: as --name, which is no folder."""
+    folder = Path(name).is_dir()
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf") and (given or not folder):
+        return None
+    if folder:
+        return f"the target {name} is a folder of this machine, which {title} can open here alone"
+    return f"{title} cannot open the target {name}, which is no hub id"
 
 
 def _verify(head: "DraftHead", folder: Path, target: "TargetFacts", dtype: str) -> list[str]:
@@ -173,15 +205,17 @@ def _card(
     options: argparse.Namespace,
     verified: list[str],
 ) -> str:
-    from eagle.model_card import Card, model_card, section
+    from eagle.model_card import Card, model_card, public, section
 
+    out = Path(options.out)
+    serve = made.serve.replace(f"{out.parent}/", "") if out.is_absolute() else made.serve
     return model_card(
         Card(
             version=head.version,
             format=made.format,
             weights=sum(parameter.numel() for parameter in head.parameters()),
             dtype=options.dtype,
-            target=name,
+            target=public(name),
             target_identity=target.identity(),
             target_revision=section(training, "target").get("revision"),
             training=training,
@@ -189,7 +223,7 @@ def _card(
             license=options.license,
             verified=verified,
             notes=made.notes,
-            serve=made.serve,
+            serve=public(serve),
             draft_tokens=None if made.drops_vocabulary else head.config.draft_vocab_size,
             aux_layers=head.aux_layers,
         )

@@ -97,3 +97,12 @@ def sha256_file(path: Path) -> str:
 def sha256_text(text: str) -> str:
     """The hex SHA-256 of a text's UTF-8 bytes."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def stamp(path: Path) -> str:
+    """Tells whether a file, or a file in a folder, was written anew: a hash of names, sizes and modification times.
+
+    For weights too large to be hashed whenever someone asks.
+    """
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return sha256_text("".join(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}\n" for file in files))

@@ -44,15 +44,18 @@ Example:
 
 def import_head(options: argparse.Namespace) -> None:
     """Reads, checks against the target, prints what was assumed, writes."""
+    from eagle.formats.files import head_folder
     from eagle.formats.read import Overrides, read_head
     from eagle.formats.registry import format_named
 
     out = Path(options.out)
-    refuse_existing(out, options.source, overwrite=options.overwrite)
+    refuse_existing(out, head=options.source, target=options.target, overwrite=options.overwrite)
     if options.rope_theta is not None and not 0 < options.rope_theta < float("inf"):
         raise EagleError(f"--rope-theta is {options.rope_theta:g}, expected a positive number such as 10000")
     format = None if options.format is None else format_named(options.format)
-    target = None if options.target is None else target_facts(options.target)
+    target = None
+    if options.target is not None:
+        target = target_facts(options.target, options.source, head_folder(options.source, options.revision))
     told = options.norm_before_residual
     overrides = Overrides(rope_theta=options.rope_theta, norm_before_residual=None if told is None else told == "true")
     read = read_head(options.source, revision=options.revision, format=format, target=target, overrides=overrides)
@@ -68,6 +71,7 @@ def write_imported(
     """
     from eagle.checkpoint import check_fits, save_head
     from eagle.formats.format import VERSION_NAMES
+    from eagle.formats.target_facts import settings_told
 
     head, version = read.head, read.head.version
     kind = "this project's" if read.format.name == "eagle" else read.format.title
@@ -93,39 +97,73 @@ def write_imported(
         say(f"fits target {target.name}: width {target.hidden_size}, {target.vocab_size} tokens{layers}")
     else:
         say("not checked against a target: give --target MODEL")
-    origin = {"imported_from": source, "format": read.format.name, "assumptions": list(read.assumptions)}
+    origin: dict[str, Any] = {
+        "imported_from": source,
+        "format": read.format.name,
+        "assumptions": list(read.assumptions),
+    }
+    if target is not None and (settings := settings_told(target.settings)):
+        origin["recipe"] = {"target": {"model": target.name, **settings}}
     save_head(head, out, extra=origin)
     weights = sum(parameter.numel() for parameter in head.parameters())
     dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
     say(f"{out}: {weights:,} weights, {dtype}")
 
 
-def refuse_existing(out: Path, source: str, *, overwrite: bool) -> None:
+def refuse_existing(out: Path, *, head: str, target: str | None, overwrite: bool) -> None:
     """Raises EagleError for a folder that holds something and was not given up, or must not be: it is replaced as a whole.
 
-    source: the head that is read, which may be a folder.
+    head, target: what is read, which may lie in folders.
     """
     if out.is_file():
         raise EagleError(f"{out} is a file, expected a folder to write; name another")
+    if _lies_in(out, Path.cwd()):
+        raise EagleError(
+            f"{out} is the folder that you are in, or above it, and OUT is replaced as a whole; name one in it"
+        )
     if not out.is_dir() or not any(out.iterdir()):
         return
-    read = Path(source).resolve()
-    if read.is_dir() and (read == out.resolve() or out.resolve() in read.parents):
-        raise EagleError(f"{out} holds the head that is read ({source}); name another folder")
+    for what, name in (("head", head), ("target", target)):
+        if name is not None and _lies_in(out, Path(name)):
+            raise EagleError(f"{out} holds the {what} that is read ({name}); name another folder")
     if not overwrite:
         raise EagleError(f"{out} exists and is not empty; name another folder, or add --overwrite to replace it")
-    if not (out / "config.json").is_file():
-        raise EagleError(
-            f"{out} is no head's folder (no config.json), and --overwrite replaces heads alone; name another"
-        )
+    why = _no_head(out)
+    if why is not None:
+        raise EagleError(f"{out} is no head's folder ({why}), and --overwrite replaces heads alone; name another")
 
 
-def target_facts(model: str) -> "TargetFacts":
-    """What head files need to know of a target, from its config. Raises EagleError when there is no such model."""
-    from eagle.config import TargetConfig
-    from eagle.formats.target_facts import TargetFacts
+def _lies_in(folder: Path, path: Path) -> bool:
+    return path.exists() and folder.resolve() in (path.resolve(), *path.resolve().parents)
 
-    return TargetFacts(TargetConfig(model=model, device="cpu"))
+
+def _no_head(folder: Path) -> str | None:
+    """Why a folder is not a head's, of this project or of another; None: it is."""
+    from eagle.formats.format import SIDECAR
+    from eagle.formats.own import MODEL_TYPES
+    from eagle.formats.speculators import LAYER_CONFIG
+    from eagle.reading import read_object
+
+    if not (folder / "config.json").is_file():
+        return "no config.json"
+    try:
+        values = read_object(folder / "config.json", remedy="")
+    except EagleError:
+        return "its config.json is damaged"
+    layers = values.get("num_hidden_layers")
+    if values.get("model_type") in MODEL_TYPES or (folder / SIDECAR).is_file() or LAYER_CONFIG in values or layers == 1:
+        return None
+    return f"num_hidden_layers is {layers}, a head has 1"
+
+
+def target_facts(model: str, head: str, folder: Path) -> "TargetFacts":
+    """What head files need to know of a target, from its config, loaded as the head's training loaded it.
+
+    head: as the user named it; folder: where it lies. Raises EagleError when there is no such model.
+    """
+    from eagle.formats.target_facts import TargetFacts, settings_as_trained
+
+    return TargetFacts(settings_as_trained(model, folder, trusted=Path(head).is_dir(), device="cpu"))
 
 
 def _check_lm_head(weight_VH: Any, target: "TargetFacts") -> None:

@@ -99,6 +99,12 @@ class HeadFiles:
         return value if type(value) is int else None
 
     @property
+    def feature_size(self) -> int | None:
+        """Width of the target's states that fc takes."""
+        value = self.config.get("target_hidden_size")
+        return value if type(value) is int and value > 0 else self.whole("hidden_size")
+
+    @property
     def d2t(self) -> torch.Tensor | None:
         return self.tensors.get("d2t")
 

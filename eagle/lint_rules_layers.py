@@ -50,8 +50,7 @@ def layer_ids(look: Look) -> Iterator[Found]:
 
 @rule("layer-count", "fc takes the states of as many layers as are named", versions=("eagle3",))
 def layer_count(look: Look) -> Iterator[Found]:
-    fc, hidden = look.head.tensors.get("fc.weight"), look.head.whole("hidden_size")
-    wide = look.head.config.get("target_hidden_size") or hidden
+    fc, wide = look.head.tensors.get("fc.weight"), look.head.feature_size
     if fc is None or fc.ndim != 2 or not wide or fc.shape[1] % wide:
         return  # the rule `shapes` says so
     taken = fc.shape[1] // wide

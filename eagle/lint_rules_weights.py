@@ -33,7 +33,7 @@ def _made_biases(look: Look) -> set[str]:
     if look.runtime == "vllm" and version == "eagle1" and "qkv_bias" in layer:
         qkv = bool(layer["qkv_bias"])
     if look.runtime == "reference":
-        qkv, out = bool(layer.get("qkv_bias")), False
+        qkv, out = version == "eagle1" and bool(layer.get("qkv_bias")), False
     elif look.runtime == "sglang" and version == "eagle3":
         qkv = False
     elif look.runtime == "speculators":
@@ -221,6 +221,8 @@ def _expected_shapes(look: Look) -> dict[str, tuple[int, ...]]:
         return {}
     kv = head.whole("num_key_value_heads") or heads
     size = head.whole("head_dim") or hidden // heads
+    if look.runtime == "reference" and head.version == "eagle1":
+        size = hidden // heads  # whatever config.json says
     width = hidden if head.version == "eagle1" else 2 * hidden
     expected = {
         "self_attn.q_proj.weight": (heads * size, width),
@@ -234,7 +236,7 @@ def _expected_shapes(look: Look) -> dict[str, tuple[int, ...]]:
     }
     if head.version == "eagle1":
         return {**expected, "fc.weight": (hidden, 2 * hidden)}
-    wide = head.config.get("target_hidden_size") or hidden
+    wide = head.feature_size or hidden
     fc = head.tensors.get("fc.weight")
     states = fc.shape[1] // wide if fc is not None and fc.ndim == 2 and fc.shape[1] % wide == 0 else 3
     lm_head = head.tensors.get("lm_head.weight")
@@ -265,7 +267,7 @@ def config_numbers(look: Look) -> Iterator[Found]:
 @rule("hidden-size", "features of the target fit")
 def hidden_size(look: Look) -> Iterator[Found]:
     head, target = look.head, look.target
-    got = head.config.get("target_hidden_size") or head.whole("hidden_size")
+    got = head.feature_size
     if target is not None and got is not None and got != target.hidden_size:
         yield Found(
             severity="breaks",

@@ -1,6 +1,7 @@
 """The README.md of an exported head: what it is, how it was made and measured, how it is served."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -14,6 +15,8 @@ _TRAIN = (
     *("unroll_steps", "distill_weight", "divergence", "features"),
 )
 _HEAD = ("version", "draft_vocab_size", "aux_layers", "fc_bias", "init_from")
+_FOLDERS = re.compile(r"(?<![\w.:/])~?/(?:[\w.+@-]+/)+(?=[\w.+@-])")
+"""The folders before the last part of an absolute path, wherever one stands in a text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Card:
     target_revision: str | None
     training: Mapping[str, Any]
     """The head's training.json; {}: none."""
+    sources: Sequence[str] | None = None
+    """Where the conversations came from, of every store that was trained on; None: what training.json says of the first."""
     results: str | None
     """Markdown of what was measured, hardware included; None: nothing was."""
     license: str | None
@@ -38,6 +43,8 @@ class Card:
     """What was checked, a sentence each."""
     notes: Sequence[str]
     serve: str
+    needs: str | None = None
+    """What must be installed for that, a sentence."""
     draft_tokens: int | None
     """Of a reduced vocabulary."""
     aux_layers: Sequence[int]
@@ -59,14 +66,14 @@ def model_card(card: Card) -> str:
                 )
             )
         ),
-        **({"datasets": found} if (found := _hub_datasets(card.training)) else {}),
+        **({"datasets": found} if (found := _hub_datasets(_sources(card))) else {}),
     }
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n",
         f"# {name} draft head for {card.target}\n\n{_intro(card)}",
-        f"{_heading(card)}\n\n```\n{card.serve}\n```",
+        "\n\n".join([_heading(card), *([card.needs] if card.needs else []), f"```\n{card.serve}\n```"]),
         "## Target\n\n" + _bullets(_target(card)),
-        "## Data\n\n" + _bullets(_data(card.training)),
+        "## Data\n\n" + _bullets(_data(card)),
         "## Recipe\n\n" + _bullets(_recipe(card.training)),
         "## Results\n\n" + (card.results or "None were recorded with this head."),
         "## How these files were verified\n\n" + _bullets([*card.verified, *_unverified(card.format)]),
@@ -100,17 +107,31 @@ def _target(card: Card) -> list[str]:
         for key in ("architecture", "num_layers", "hidden_size", "vocab_size")
         if key in identity
     ]
+    loaded = public(str(identity.get("model") or card.target))
+    if loaded != card.target:
+        dtype = section(card.training, "target").get("dtype")
+        kept = "float32" if dtype in (None, "auto") else dtype
+        own = (
+            f": that file's weights, dequantised to {kept}, not those of {card.target}"
+            if loaded.endswith(".gguf")
+            else ""
+        )
+        found.insert(1, f"loaded as {loaded}{own}")
     digest = identity.get("weights_sha256")
     return [*found, f"weights (hash over samples of every tensor): {digest or 'not recorded'}"]
 
 
-def _data(training: Mapping[str, Any]) -> list[str]:
+def _data(card: Card) -> list[str]:
+    training = card.training
     if "imported_from" in training:
-        return [f"imported from {_public(training['imported_from'])} ({training.get('format')}): see there"]
+        return [f"imported from {_last(training['imported_from'])} ({training.get('format')}): see there"]
     data = section(training, "data")
     if not data:
         return ["not recorded"]
-    found = [f"sources: {', '.join(map(_public, _sources(training))) or 'not recorded'}"]
+    found = [f"sources: {', '.join(map(_last, _sources(card))) or 'not recorded'}"]
+    more = section(training, "features").get("more_stores")
+    if card.sources is None and isinstance(more, (list, tuple)) and more:
+        found += [f"and those of {len(more)} more feature stores, which are not recorded here"]
     counts = training.get("learnt_from")
     if isinstance(counts, Mapping):
         found += [
@@ -132,15 +153,17 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
     if not train:
         return ["not recorded"]
     found = [f"{key}: {train[key]}" for key in _TRAIN if train.get(key) is not None]
-    found += [f"head.{key}: {_public(head[key])}" for key in _HEAD if head.get(key) not in (None, False)]
+    found += [f"head.{key}: {_last(head[key])}" for key in _HEAD if head.get(key) not in (None, False)]
     metrics = training.get("metrics")
     if isinstance(metrics, Mapping):
         found += [f"steps: {training.get('step')}"]
-        found += [
-            f"{key}: {metrics[key]:.3f}"
-            for key in ("val_top1_agreement", "val_tau")
-            if isinstance(metrics.get(key), float)
-        ]
+        depths = metrics.get("val_agreement")
+        drafts = f"{len(depths)} drafts" if isinstance(depths, list) else "drafts"
+        words = {
+            "val_top1_agreement": "val_top1_agreement",
+            "val_tau": f"estimated tau of a chain of {drafts}, on the validation data",
+        }
+        found += [f"{words[key]}: {metrics[key]:.3f}" for key in words if isinstance(metrics.get(key), float)]
     return found
 
 
@@ -162,22 +185,33 @@ def section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _sources(training: Mapping[str, Any]) -> Sequence[Any]:
-    found = section(training, "data").get("sources")
+def public(value: Any) -> Any:
+    """A text, or all texts of a JSON value, without the folders of the machine it was made on."""
+    if isinstance(value, Mapping):
+        return {public(key): public(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [public(item) for item in value]
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+def _sources(card: Card) -> Sequence[Any]:
+    if card.sources is not None:
+        return card.sources
+    found = section(card.training, "data").get("sources")
     return found if isinstance(found, (list, tuple)) else ()
 
 
-def _public(source: Any) -> str:
-    """A source without the folders of the machine it was read on."""
+def _last(source: Any) -> str:
+    """A path's last part; any other source as it is."""
     text = str(source)
     return PurePath(text).name if text.startswith(("/", "~", ".")) else text
 
 
-def _hub_datasets(training: Mapping[str, Any]) -> list[str]:
+def _hub_datasets(sources: Sequence[Any]) -> list[str]:
     """Sources that are ids of the hub."""
     return [
         text
-        for text in map(str, _sources(training))
+        for text in dict.fromkeys(map(str, sources))
         if text.count("/") == 1
         and ":" not in text
         and not text.startswith((".", "/", "~"))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from eagle.config import Recipe
@@ -9,12 +10,14 @@ from eagle.progress import console
 
 
 def run(recipe: Recipe, explain: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Prepares, extracts, trains and evaluates; returns the evaluation's results.
+    """Regenerates (where data.sources names the answers of data.regenerate), prepares, extracts, trains and evaluates; returns
+    the evaluation's results.
 
-    explain: called with "data", "features", "train", "eval" before each stage (the demo says there what happens).
+    explain: called with "regenerate", "data", "features", "train", "eval" before each stage (the demo says there what happens).
     """
     from eagle.data.features import extract
     from eagle.data.prepare import prepare
+    from eagle.data.regenerate import regenerate, regenerated
     from eagle.eval.harness import evaluate
     from eagle.train.loop import train
 
@@ -26,6 +29,9 @@ def run(recipe: Recipe, explain: Callable[[str], None] | None = None) -> dict[st
     ]
     if recipe.train.features == "online":
         del stages[1]  # the target computes them while the head trains
+    answers = regenerated(recipe).resolve()
+    if recipe.data.regenerate.prompts and answers in (Path(source).resolve() for source in recipe.data.sources):
+        stages.insert(0, ("regenerate", regenerate))
     result: dict[str, Any] = {}
     for number, (name, stage) in enumerate(stages, start=1):
         console.rule(f"{number} of {len(stages)}: {name}", align="left", style="dim")

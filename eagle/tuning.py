@@ -44,7 +44,7 @@ class TreeSettings:
         cost = f", level cost {self.level_cost:g}" if self.level_cost else ""
         if self.top_k == 1:
             return f"chain of {min(self.depth, self.budget - 1)}{cost}"
-        return f"{self.budget} nodes, top-k {self.top_k}, {self.depth} levels{cost}"
+        return f"{self.budget} nodes, top-k {self.top_k}, {self.depth} level{'s' * (self.depth != 1)}{cost}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

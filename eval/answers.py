@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from eagle.errors import EagleError
+from eagle.eval.line_log import set_aside, whole_lines
 from eagle.eval.meter import Use
 from eagle.files import atomic_path
 
@@ -67,6 +68,8 @@ class Request:
     """Method -> where its tokens first differ from plain decoding's (see exactness.py)."""
     processes: int = 1
     """Processes of the evaluation that shared this machine at the time"""
+    prompt_sha256: str = ""
+    """`Prompt.sha256`: an id may have had another text"""
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -76,17 +79,15 @@ class Request:
 class AnswerLog:
     """`answers.jsonl`: a header with the evaluation's identity, then one line per request, on disk before the next.
 
-    A log with another identity is started afresh; a half-written last line (a kill) is cut off. Of several processes the first
-    one writes answers.jsonl, process k answers.k.jsonl; when the first one opens its log, it takes over what lies in the
-    others'. The others must open theirs after it, and before anybody appends: all then know the same requests.
+    A log with another identity is set aside, which is said; a half-written last line (a kill) is cut off. Of several processes
+    the first one writes answers.jsonl, process k answers.k.jsonl; when the first one opens its log, it takes over what lies in
+    the others'. The others must open theirs after it, and before anybody appends: all then know the same requests.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], *, process: int = 0):
         self.path, self.identity, self.process = path, dict(identity), process
         self.requests: dict[tuple[str, int, str], Request] = {}
         """All that is known: those of the log when it was opened, and this process's since."""
-        self.restarted = False
-        """True when answers of another evaluation lay here and were dropped."""
         self._file: TextIO | None = None
 
     @property
@@ -104,18 +105,18 @@ class AnswerLog:
                 self._take(other)
             self._write(own, self.requests.values())
             for other in others:
-                other.unlink()
+                other.unlink(missing_ok=True)
         self._file = open(own, "a", encoding="utf-8")
         return self
 
     def _take(self, path: Path) -> None:
-        """Reads the requests of a log of this evaluation."""
-        header, lines = _read_whole_lines(path)
-        if header == self._header:
-            self.requests.update({request.key: request for request in map(_request, lines)})
-        elif header is not None:
-            _check_threads(path, header, self._header)
-            self.restarted = True
+        """Reads the requests of a log of this evaluation; the first process sets aside one of another."""
+        lines = whole_lines(path)
+        if lines and lines[0] == self._header:
+            self.requests.update({request.key: request for request in map(_request, lines[1:])})
+        elif lines and not self.process:
+            _check_threads(path, lines[0], self._header)
+            set_aside(path, lines[0], self._header)
 
     def _write(self, path: Path, requests: Iterable[Request]) -> None:
         lines = [self._header, *map(dataclasses.asdict, requests)]
@@ -140,7 +141,7 @@ class AnswerLog:
 def _others(path: Path) -> list[Path]:
     """Logs of processes behind the first one, of this start or an earlier one."""
     found = path.parent.glob(f"{path.stem}.*{path.suffix}")
-    return sorted(other for other in found if other.suffixes[0].removeprefix(".").isdigit())
+    return sorted(one for one in found if len(one.suffixes) == 2 and one.suffixes[0].removeprefix(".").isdigit())
 
 
 def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -158,18 +159,3 @@ def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
 def _request(line: dict[str, Any]) -> Request:
     answers = {name: Answer(**{**answer, "use": Use(**answer["use"])}) for name, answer in line["answers"].items()}
     return Request(**{**line, "answers": answers})
-
-
-def _read_whole_lines(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Header and lines of a log; a last line without its end is dropped. No file: (None, [])."""
-    if not path.is_file():
-        return None, []
-    parsed: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        try:
-            parsed.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return (parsed[0], parsed[1:]) if parsed else ({}, [])

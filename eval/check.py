@@ -15,6 +15,7 @@ from rich.table import Table
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
+from eagle.drafters import published
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
@@ -69,7 +70,8 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
 
 
 def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> SpeculativeDecoder:
-    """The recipe's decoder, whose every token must be plain decoding's; head: None for the recipe's own.
+    """The recipe's decoder, whose every token must be plain decoding's; head: None for the recipe's own. A tree that is left
+    open is the published one: a tuned one may be small, or none at all, and then there would be nothing to check.
 
     Raises EagleError for a rule that does not promise that, for no drafter, and for a head that is missing or not read.
     """
@@ -81,7 +83,7 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
         )
     if recipe.decode.drafter == "none":
         raise EagleError('decode.drafter is "none": plain decoding would be compared with itself; name a drafter')
-    return SpeculativeDecoder.from_pretrained(target, drafting_head(recipe, head), decode=recipe.decode)
+    return SpeculativeDecoder.from_pretrained(target, drafting_head(recipe, head), decode=published(recipe.decode))
 
 
 def _answer_all(

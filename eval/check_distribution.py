@@ -45,10 +45,6 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
     A killed check continues behind the last finished rule. Raises EagleError for no setting above temperature 0, a missing
     head, or prompts that are all too long.
     """
-    if recipe.eval.check_rows < 1:
-        raise EagleError(
-            f"eval.check_rows is {recipe.eval.check_rows}, expected 1 or more (1600 tells mild faults apart)"
-        )
     settings = [setting for setting in parse_settings(recipe.eval.sampling) if not setting.greedy]
     if not settings:
         raise EagleError(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,17 +30,19 @@ from eagle.tree import DraftTree, best_connected
 from eagle.tuned_drafter import TunedDrafter
 from eagle.verifier import Verifier
 
+Item = TypeVar("Item")
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
-REPEATS = 8
-STATES = 3
-"""Batches of prompts that one point is measured on (their prefixes' lengths differ)."""
+REPEATS = 4
+STATES = 6
+"""Batches of prompts that one point is measured on: their prefixes' lengths differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of something that was done several times."""
+    """Milliseconds of something that was done several times, behind each of several prefixes."""
 
     median: float
+    """Of one prefix's samples; over prefixes, the mean: what many cycles cost together"""
     low: float
     """10% quantile"""
     high: float
@@ -48,9 +50,11 @@ class Timing:
     samples: int
 
     @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> "Timing":
-        median, low, high = (float(x) for x in np.quantile(milliseconds, [0.5, 0.1, 0.9]))
-        return cls(median=median, low=low, high=high, samples=len(milliseconds))
+    def of(cls, by_prefix: Sequence[Sequence[float]]) -> "Timing":
+        every = np.concatenate(by_prefix)
+        low, high = (float(x) for x in np.quantile(every, [0.1, 0.9]))
+        median = float(np.mean([np.median(samples) for samples in by_prefix]))
+        return cls(median=median, low=low, high=high, samples=len(every))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,19 +218,19 @@ def measure_target(
 ) -> dict[int, TargetCost]:
     """T_target by batch size. Trees are the decoder's own proposals, cut or filled up to the sizes asked for.
 
-    prompts: token ids, taken in turn; their lengths are the prefixes'.
+    prompts: token ids, some of which are taken (`states`); their lengths are the prefixes'.
     """
     sizes = sorted({1, *nodes})
     costs = {}
     with ProgressBar("costs", total=len(set(batches)), unit="batch sizes") as bar:
         for batch in sorted(set(batches)):
-            samples: dict[int, list[float]] = {size: [] for size in sizes}
-            for rows in _states(prompts, batch):
+            samples: dict[int, list[list[float]]] = {size: [] for size in sizes}
+            for rows in states(prompts, batch):
                 standing = Standing(decoder, rows, setting, room=max(sizes))
                 trees = {size: resized(standing.propose(), size) for size in sizes}
                 runs = {size: partial(standing.verifying, tree) for size, tree in trees.items()}
                 for size, times in _timed(runs, decoder, repeats).items():
-                    samples[size] += times
+                    samples[size].append(times)
             costs[batch] = TargetCost(batch=batch, points={size: Timing.of(times) for size, times in samples.items()})
             bar.advance(1)
     return costs
@@ -245,15 +249,15 @@ def measure_draft(
     """T_draft of dynamic trees by (top_k, levels). The decoder's drafter must grow trees level by level."""
     drafter = level_drafter(decoder.drafter)
     assert drafter is not None
-    samples: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    samples: dict[tuple[int, int], list[list[float]]] = {shape: [] for shape in shapes}
     before = drafter.shape
     try:
-        for rows in _states(prompts, batch):
+        for rows in states(prompts, batch):
             drafter.shape = DynamicTree(budget=budget, top_k=max(k for k, _ in shapes), depth=max(d for _, d in shapes))
             standing = Standing(with_drafter(decoder, drafter), rows, setting, room=budget)
             runs = {shape: _proposing(standing, drafter, shape, budget) for shape in shapes}
             for shape, times in _timed(runs, decoder, repeats).items():
-                samples[shape] += times
+                samples[shape].append(times)
     finally:
         drafter.shape = before
     return DraftCost(batch=batch, points={shape: Timing.of(times) for shape, times in samples.items()})
@@ -270,12 +274,13 @@ def measure_proposals(
     """By batch size: milliseconds of the decoder's own proposals, and their largest tree's nodes and levels."""
     found = {}
     for batch in sorted(set(batches)):
-        samples, nodes, levels = [], 1, 0
-        for rows in _states(prompts, batch):
+        samples: list[list[float]] = []
+        nodes, levels = 1, 0
+        for rows in states(prompts, batch):
             standing = Standing(decoder, rows, setting, room=64)
             tree = standing.propose()
             nodes, levels = max(nodes, tree.nodes), max(levels, int(tree.depths_BN.max()))
-            samples += _timed({0: standing.proposing}, decoder, repeats)[0]
+            samples.append(_timed({0: standing.proposing}, decoder, repeats)[0])
         found[batch] = (Timing.of(samples), nodes, levels)
     return found
 
@@ -313,11 +318,12 @@ def resized(tree: DraftTree, nodes: int) -> DraftTree:
     return DraftTree.from_parents(tokens_BN, parents_BN, scores_BN)
 
 
-def _states(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[Sequence[int]]]:
-    """Batches of prompts, taken in turn: as many as there are prompts for, up to STATES."""
+def states(prompts: Sequence[Item], batch: int) -> Iterator[list[Item]]:
+    """Batches of prompts, spread evenly over all of them: as many as there are prompts for, up to STATES."""
     count = max(1, min(STATES, len(prompts) // batch))
     for state in range(count):
-        yield [prompts[(state * batch + row) % len(prompts)] for row in range(batch)]
+        first = state * len(prompts) // count
+        yield [prompts[(first + row) % len(prompts)] for row in range(batch)]
 
 
 def _proposing(standing: Standing, drafter: LevelDrafter, shape: tuple[int, int], budget: int) -> Callable[[], float]:

@@ -1,6 +1,5 @@
 """Throughput against batch size as a part of `eagle eval` (eval.batches): one curve per sampling setting, resumable."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -9,14 +8,14 @@ from typing import Any
 
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
-from eagle.drafters import NEEDS_HEAD, published
+from eagle.drafters import NEEDS_HEAD
 from eagle.errors import EagleError
 from eagle.eval.check import checked_decoder
 from eagle.eval.prompt_set import Prompt, spread
 from eagle.eval.runner import first_turn, fits
 from eagle.eval.settings import Setting
 from eagle.eval.throughput import curve, measure
-from eagle.files import write_json
+from eagle.files import sha256_text, write_json
 from eagle.target import Target
 
 FEWEST_PROMPTS = 16
@@ -39,9 +38,6 @@ class Curves:
             )
         if self.batches == [1]:
             return
-        # The trees of the method eagle2, whose ledger predicts this curve, where a tuned one would be taken otherwise.
-        if recipe.decode.drafter == "eagle2":
-            recipe = dataclasses.replace(recipe, decode=published(recipe.decode))
         self.decoder = checked_decoder(recipe, target, head if recipe.decode.drafter in NEEDS_HEAD else None)
         rendered = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
         fitting = [prompt for prompt in prompts if fits(target, rendered[prompt.id], recipe.eval.max_new_tokens)]
@@ -60,7 +56,7 @@ class Curves:
         if not self.ids:
             return []
         path = self.recipe.eval_dir / "throughput.json"
-        key = {**identity, "batches": self.batches}
+        key = {**identity, "batches": self.batches, "prompts_sha256": sha256_text(json.dumps(self.ids))}
         done: dict[str, Any] = _read(path, key)
         for setting in settings:
             if setting.label not in done:

@@ -25,16 +25,15 @@ NAMES: dict[Cause, str] = {
 }
 
 # What to change depends on what drafts; drafters that are not named here are draft heads.
+MORE_DATA = "train the head on more of the target's own words (and with unrolling)"
+SMALLER_TREE = "until then a smaller tree, which eagle tune finds, costs less for the same guesses"
 RAISE_ACCEPTANCE = {
+    "tuned": MORE_DATA,
     "ngram": "prompt lookup guesses only what the text repeats: use it for tasks that copy (retrieval, summaries, edits), ask "
     "for longer matches (decode.ngram_min), or draft with a head",
     "model": "take a draft model closer to the target (of its family, or tuned on its answers), draft fewer levels "
     "(decode.depth), or train a head",
 }
-TRAIN_THE_HEAD = (
-    "train the head on more of the target's own words (and with unrolling); until then a smaller tree, which eagle tune "
-    "finds, costs less for the same guesses"
-)
 DRAFT_FASTER = {
     "ngram": "look up fewer continuations (decode.ngram_continuations, decode.ngram_max)",
     "model": "draft fewer levels (decode.depth, decode.level_cost), or take a smaller draft model",
@@ -160,7 +159,7 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None, drafter: str) -> tup
         return (
             f"tau is {cycle.tau:.2f}, a cycle costs {cycle.breakeven_tau:.2f} plain steps; {cycle.levels} level"
             f"{'s' * (cycle.levels != 1)} all accepted would give {limit:.2f}x",
-            RAISE_ACCEPTANCE.get(drafter, TRAIN_THE_HEAD),
+            RAISE_ACCEPTANCE.get(drafter, f"{MORE_DATA}; {SMALLER_TREE}"),
         )
     if cause == "draft":
         return (

@@ -28,7 +28,8 @@ DEFINITIONS = {
     "commit_gap_ms": "p50 and p95 over commits of the time since the commit before, undivided: how long the text stands still. "
     "A commit is what one verify step yields: one token of plain decoding, a block of drafting",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
-    "with its 95% bootstrap interval; pooled: sum of the baseline's seconds / sum of the method's",
+    "with its 95% bootstrap interval; pooled: sum of the baseline's seconds, for as many tokens as the method's where the texts "
+    "differ, / sum of the method's",
     "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
     "the head), host (the rest: sampling, walking, committing, streaming)",
     "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",
@@ -97,7 +98,10 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         return paired_ratio(
             [_per_token(request.answers[baseline]) for request in requests],
             [_per_token(answer) for answer in answers],
-            totals=[(request.answers[baseline].seconds, request.answers[method].seconds) for request in requests],
+            totals=[
+                (_per_token(request.answers[baseline]) * len(answer.tokens), answer.seconds)
+                for request, answer in zip(requests, answers, strict=True)
+            ],
             seed=seed,
         )
 

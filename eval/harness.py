@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from eagle.eval.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
 from eagle.eval.record_steps import record_trees
 from eagle.eval.report import REPORT, write_report, write_results
 from eagle.eval.results import print_results, read_results
-from eagle.eval.runner import Runner
+from eagle.eval.runner import Runner, every_request, known
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
@@ -50,7 +50,8 @@ def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:
     """Evaluates a head (default: the recipe's own) on the recipe's prompts; writes results.json, summary.md, report.html and
     spec_bench/.
 
-    Resumes an interrupted evaluation; when results.json is of exactly this one, prints it and measures nothing.
+    Resumes an interrupted evaluation, or one of fewer prompts; when results.json is of exactly this one, prints it and measures
+    nothing.
     Every process of an accelerate launch calls this; the first one writes the results and returns them, the others {}.
     Raises EagleError for a missing head or prompt file, or a head that does not fit the target.
     """
@@ -108,7 +109,7 @@ def _measure(
     with log_of() as log, ProgressBar("eval", total=0, unit="requests", quiet=True) as bar:
         # What the others answered is in the log now; what is passed over is found again.
         skipped = [passed for prompt in prompts for passed in runner.answer(prompt, log, bar)]
-        requests = in_order(log.requests.values(), prompts, settings)
+        requests = in_order(log, prompts, settings)
     if not requests:
         raise EagleError(
             "every evaluation prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens"
@@ -154,13 +155,11 @@ def _answer(runner: Runner, prompts: Sequence[Prompt], log: AnswerLog, processes
     with contextlib.ExitStack() as stack:
         with processes.first_goes_first():
             stack.enter_context(log)
-        if log.restarted and processes.first:
-            _say(f"{log.path} was of another evaluation; starting afresh")
         mine = share(runner.unanswered(prompts, log), index=processes.index, count=processes.count)
         total = len(runner.settings) * sum(len(prompt.turns) for prompt in prompts)
         if processes.count > 1:
             total = len(runner.settings) * sum(len(prompt.turns) for prompt in mine)
-        done = len(log.requests) if processes.count == 1 else 0
+        done = len(in_order(log, prompts, runner.settings)) if processes.count == 1 else 0
         bar = ProgressBar("eval", total=total, unit="requests", done=done, quiet=not processes.first)
         with bar:
             for prompt in prompts[:warm_up] if mine else []:
@@ -169,11 +168,10 @@ def _answer(runner: Runner, prompts: Sequence[Prompt], log: AnswerLog, processes
                 runner.answer(prompt, log, bar)
 
 
-def in_order(requests: Iterable[Request], prompts: Sequence[Prompt], settings: Sequence[Setting]) -> list[Request]:
-    """By prompt, setting and turn, whoever answered them and when."""
-    place = {prompt.id: i for i, prompt in enumerate(prompts)}
-    under = {setting.label: i for i, setting in enumerate(settings)}
-    return sorted(requests, key=lambda request: (place[request.prompt], under[request.setting], request.turn))
+def in_order(log: AnswerLog, prompts: Sequence[Prompt], settings: Sequence[Setting]) -> list[Request]:
+    """Those of these prompts, by prompt, setting and turn, whoever answered them and when."""
+    found = (known(log, *request) for request in every_request(prompts, settings))
+    return [request for request in found if request is not None]
 
 
 def shared_by(requests: Sequence[Request], processes: Processes) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from eagle.config import Recipe, as_dict
 from eagle.environment import hardware, package_version, versions
 from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import prompts_sha256
-from eagle.files import sha256_file
+from eagle.files import sha256_file, stamp
+from eagle.formats.files import head_folder
 from eagle.tuning import FILE
 
 ONLY_OF_RESULTS = ("batches", "check_rows", "ledger")
 """Keys of eval that no answer depends on."""
+CHOOSES_PROMPTS = ("prompts", "limit", "tasks", "split")
+"""Keys of eval that say which prompts are answered, not how: answers to prompts that are still asked stand."""
 
 
 def evaluation_identity(recipe: Recipe, head: str | Path | None, prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -27,18 +30,28 @@ def evaluation_identity(recipe: Recipe, head: str | Path | None, prompts: Sequen
         "prompts_sha256": prompts_sha256(prompts),
         "eval": as_dict(recipe.eval),
         "decode": as_dict(recipe.decode),
+        **_files(recipe),
         "hardware": hardware(),
         "libraries": {name: version for name, version in versions().items() if name in ("torch", "transformers")},
     }
 
 
 def answers_identity(identity: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for earlier answers to stand; target: `Target.identity`."""
-    settings = {key: value for key, value in identity["eval"].items() if key not in ONLY_OF_RESULTS}
-    return {**identity, "eval": settings, "weights": dict(target)}
+    """What must be the same for earlier answers to stand; target: `Target.identity`, which knows the weights themselves."""
+    left_out = (*ONLY_OF_RESULTS, *CHOOSES_PROMPTS)
+    settings = {key: value for key, value in identity["eval"].items() if key not in left_out}
+    kept = {key: value for key, value in identity.items() if key not in ("prompts_sha256", "target_files")}
+    return {**kept, "eval": settings, "weights": dict(target)}
 
 
 def _tuned(head: str | Path | None) -> dict[str, str]:
     """Trees tuned since then are other trees."""
-    path = None if head is None else Path(head) / FILE
+    path = None if head is None else head_folder(head) / FILE
     return {"tuned_sha256": sha256_file(path)} if path is not None and path.is_file() else {}
+
+
+def _files(recipe: Recipe) -> dict[str, str]:
+    """What local files that the recipe names hold, beyond the head's: they may have been written anew under the same name."""
+    tree, named = recipe.decode.tree_file, {"target": recipe.target.model, "draft_model": recipe.decode.draft_model}
+    found = {} if tree is None or not Path(tree).is_file() else {"tree_file_sha256": sha256_file(Path(tree))}
+    return found | {f"{key}_files": stamp(Path(path)) for key, path in named.items() if path and Path(path).exists()}

@@ -7,7 +7,6 @@ the prediction is held against the requests of the other half.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,28 +17,29 @@ from eagle.eval.cost import NODES, TargetCost, Timing, measure_proposals, measur
 from eagle.eval.diagnosis import Cycle, diagnose
 from eagle.eval.exactness import exactness
 from eagle.eval.flops import target_flops
-from eagle.eval.methods import PLAIN, Method
+from eagle.eval.methods import CHAIN, PLAIN, Method
 from eagle.eval.prompt import Prompt
 from eagle.eval.results import main_method
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting
-from eagle.eval.statistics import paired_ratio
+from eagle.eval.statistics import falls_through_one, paired_ratio
 from eagle.target import Target
 
-CONTEXTS = 8
-"""Prompts (with the first half of their answers) that costs are timed behind, at least the largest batch."""
+CONTEXTS = 12
+"""Prompts (with the first half of their answers) that costs are timed behind, or twice the largest batch."""
 
 DEFINITIONS = {
-    "predicted": "tau * (target_ms(1 node a row) + host of a plain step) / (draft + target(n) + host), target timed apart, the "
-    "rest from every other prompt; over the plain loop, prefills left out",
+    "predicted": "tau_trimmed * (target_ms(1 node a row) + host of a plain step) / (draft + target(n) + host), target timed "
+    "apart, the rest from every other prompt; over the plain loop, prefills left out. tau_trimmed: tau without the tokens that "
+    "the end of an answer cut off; the diagnosis takes tau itself",
     "predicted_from_run": "the same with every part from the clocks of the fitted half",
     "measured": "of the other prompts: plain's seconds per token / the method's, behind the prefill; pooled, and the median over "
     "requests with its 95% interval",
     "error": "predicted / measured - 1",
     "alpha_ms, beta": "T(n) = alpha + n * beta(n); alpha: intercept of the least-squares line (of relative errors) through "
     "the points",
-    "gain": "drafting pays where (draft + target(n) + host) / tau < target(B); leading factor: beta(n) / p < beta(B), with "
-    "p = tau / N",
+    "gain": "drafting pays where (draft + target(n) + host) / tau < target(B) + host of a plain step; leading factor: "
+    "beta(n) / p < beta(B), with p = tau / N",
     "rejected": "nodes verified - accepted drafts - roots; flops: decoder's matrices and attention, the LM head apart",
     "crossing": "batch size from which on drafting does not pay, linear between the sizes around it; None: it does not cross 1",
 }
@@ -111,7 +111,7 @@ def ledger(
         chosen = [request for request in requests if request.setting == setting.label]
         names = [name for name, method in methods.items() if _drafts(name, method, chosen)]
         if names:
-            measured = next((dict(one) for one in throughput if one["setting"] == setting.label), None)
+            measured = _curve_of(methods[main_method({"methods": names})], setting, throughput)
             entries.append(
                 _of_setting(
                     target,
@@ -131,6 +131,8 @@ def _drafts(name: str, method: Method, requests: Sequence[Request]) -> bool:
     """Whether a method is in the ledger: ours, with drafts, and saying what plain decoding says (or another draw of it)."""
     if name == PLAIN or method.decoder is None or method.decoder.drafter is None or not requests:
         return False
+    if not method.decoder.rule.lossless:
+        return False
     return any(request.answers[name].nodes for request in requests) and exactness(requests, name).exact
 
 
@@ -149,7 +151,7 @@ def _of_setting(
     main = main_method({"methods": names})
     decoder = methods[main].decoder
     assert decoder is not None
-    contexts = _contexts(target, requests, prompts, count=max(CONTEXTS, *batches))
+    contexts = _contexts(target, requests, prompts, count=max(CONTEXTS, 2 * max(batches)))
     sizes = {name: max(1, round(Fit.of([r.answers[name] for r in fitted]).nodes)) for name in names}
     grid = sorted({*(n for n in NODES if n <= 2 * max(16, sizes[main])), *sizes.values()})
     costs = measure_target(decoder, contexts, setting=setting, batches=[1], nodes=grid)
@@ -174,10 +176,21 @@ def _of_setting(
     }
     if larger:
         entry = next(one for one in entries if one["method"] == main)
-        proposals = measure_proposals(decoder, contexts, setting=setting, batches=batches)
+        proposals = measure_proposals(decoder, contexts, setting=setting, batches=sorted({1, *batches}))
         timings = {batch: one[0] for batch, one in proposals.items()}
         body |= _curve(entry, costs, timings, measured, target=target, drafter=methods[main].drafter)
     return body
+
+
+def _curve_of(main: Method, setting: Setting, throughput: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What was measured against batch size under a setting, where that decoder has the drafter and the tree of `main`.
+
+    The method chain has a depth of its own (eval.chain_depth).
+    """
+    for one in throughput:
+        if one["setting"] == setting.label and one["drafter"] == main.name != CHAIN:
+            return dict(one)
+    return None
 
 
 def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
@@ -192,10 +205,13 @@ def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
 
 
 def _contexts(target: Target, requests: Sequence[Request], prompts: Sequence[Prompt], *, count: int) -> list[list[int]]:
-    """Ids of prompts with the first half of plain decoding's answers: where cycles are on average."""
+    """Ids of prompts, spread evenly over all tasks, with the first half of plain decoding's answers: where cycles are on
+    average."""
     found = {prompt.id: prompt for prompt in prompts}
-    first = [request for request in requests if request.turn == 0][:count]
+    first = [request for request in requests if request.turn == 0]
     assert first
+    count = min(count, len(first))
+    first = [first[place * len(first) // count] for place in range(count)]
     return [
         [
             *prompt_ids(target.tokenizer, first_turn(found[request.prompt])),
@@ -277,7 +293,8 @@ def _gain(cycle: Cycle, cost: TargetCost) -> dict[str, Any]:
     return {
         "ms_per_token": cycle.cycle_ms / cycle.tau,
         "target_one_ms": cycle.one_ms,
-        "holds": cycle.cycle_ms / cycle.tau < cycle.one_ms,
+        "plain_ms": cycle.plain_ms,
+        "holds": cycle.cycle_ms / cycle.tau < cycle.plain_ms,
         "breakeven_tau": cycle.breakeven_tau,
         "p": share,
         "beta_n_over_p_ms": beta_n / share,
@@ -354,12 +371,3 @@ def _curve(
             for name in ("predicted", "measured")
         },
     }
-
-
-def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | None:
-    """Where a curve last falls through 1, linear between the points around it; None: nowhere, or not known."""
-    known = [(x, y) for x, y in points if y is not None]
-    for (low, above), (high, below) in reversed(list(itertools.pairwise(known))):
-        if above >= 1 > below:
-            return low + (above - 1) / (above - below) * (high - low)
-    return None

@@ -11,6 +11,7 @@ def ledger_lines(body: Mapping[str, Any] | None) -> list[str]:
         for entry in one["methods"]:
             name = f"{one['setting']}, {entry['method']}"
             measured, gain, rejected = entry["measured"], entry["gain"], entry["rejected"]
+            others = "the other" if one["held_out"] else "the same"
             lines.append(
                 f"ledger, {name}: cycle {entry['cycle_ms']:.1f} ms (draft {entry['draft_ms']:.1f}, target "
                 f"{entry['target_ms']:.1f} for {entry['nodes']:.0f} nodes, host {entry['host_ms']:.1f}), plain step "
@@ -18,7 +19,7 @@ def ledger_lines(body: Mapping[str, Any] | None) -> list[str]:
             )
             lines.append(
                 f"ledger, {name}: predicted {entry['predicted']:.2f}x, measured "
-                f"{measured['pooled']:.2f}x on the other prompts ({100 * entry['error']:+.1f}%); rejected nodes "
+                f"{measured['pooled']:.2f}x on {others} prompts ({100 * entry['error']:+.1f}%); rejected nodes "
                 f"{100 * rejected['share']:.0f}% of {rejected['nodes_verified']:,}, {rejected['flops_rejected'] / 1e9:,.0f} GFLOP"
             )
             diagnosis = entry["diagnosis"]

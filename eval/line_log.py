@@ -2,6 +2,7 @@
 
 import json
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ Record = dict[str, Any]
 class LineLog:
     """`with LineLog(path, identity) as log`: `log.records` are those of an earlier run of the same identity, by their "key".
 
-    A log of another identity is started afresh, which is said; a half-written last line (a kill) is cut off.
+    A log of another identity is set aside, which is said; a half-written last line (a kill) is cut off.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
@@ -26,13 +27,11 @@ class LineLog:
         self._file: TextIO | None = None
 
     def __enter__(self) -> "LineLog":
-        lines = _whole_lines(self.path)
+        lines = whole_lines(self.path)
         if lines and lines[0] == self._header:
             self.records = {record["key"]: record for record in lines[1:] if "key" in record}
         elif lines:
-            console.print(
-                f"eval: {self.path} was of {_what_differs(lines[0], self._header)}; starting afresh", markup=False
-            )
+            set_aside(self.path, lines[0], self._header)
         kept = [self._header, *self.records.values()]
         with atomic_path(self.path) as temporary:
             temporary.write_text(
@@ -56,19 +55,35 @@ class LineLog:
         os.fsync(self._file.fileno())
 
 
+def set_aside(path: Path, found: Record, wanted: Record) -> None:
+    """Renames a log that is of another measurement to NAME.before.jsonl, over an older one, and says so and why.
+
+    found, wanted: the headers, that of the log and that of this measurement.
+    """
+    kept = path.with_suffix(f".before{path.suffix}")
+    os.replace(path, kept)
+    console.print(
+        f"eval: {path} was of {_what_differs(found, wanted)}; starting afresh, the old answers are in {kept.name}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 def _what_differs(found: Record, wanted: Record) -> str:
     """Names what is not the same, as far down as it is named."""
-    theirs, ours, path = found.get("identity"), wanted["identity"], ""
+    theirs: Any = found
+    ours: Any = wanted
+    path = ""
     while isinstance(theirs, dict) and isinstance(ours, dict):
         keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         if not keys:
             break
         path += f".{keys[0]}" if path else keys[0]
         theirs, ours = theirs.get(keys[0]), ours.get(keys[0])
-    return f"another measurement ({path} was {theirs!r}, is {ours!r})"
+    return f"another measurement ({path.removeprefix('identity.')} was {reprlib.repr(theirs)}, is {reprlib.repr(ours)})"
 
 
-def _whole_lines(path: Path) -> list[Record]:
+def whole_lines(path: Path) -> list[Record]:
     """The lines that are complete, up to the first one that is not.
 
     Lines end at "\\n" only: texts may hold other characters that str.splitlines takes for line ends, such as U+2028.

@@ -9,6 +9,7 @@ All in float32. Depth k predicts the token k places behind the root; a chain of 
 T tokens, D draft vocabulary.
 """
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,12 +26,12 @@ from eagle.eval.forced_chain import ForcedChain
 from eagle.eval.prompt_set import load_prompts
 from eagle.formats.own import OWN
 from eagle.formats.registry import EXPORTED, FORMATS
-from eagle.formats.target_facts import TargetFacts
-from eagle.formats.write import Export, export_head, write_export
+from eagle.formats.target_facts import TargetFacts, settings_as_trained
+from eagle.formats.write import Export, drop_idle_bias, export_head, write_export
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar
-from eagle.target import Target, TargetStates
+from eagle.target import Target, TargetStates, weights_hash
 from eagle.train.unroll import unroll
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens
@@ -63,12 +64,16 @@ def parity(
         raise EagleError(f"depth is {depth}, expected 1 to {LONGEST - 2} ({LONGEST} tokens of each prompt are taken)")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise EagleError(f"tolerance is {tolerance}, expected 0 or a positive number such as {TOLERANCE:g}")
-    model = Target.from_config(TargetConfig(model=target, dtype="float32"))
     loaded = load_head(head)
-    check_fits(loaded, model)
+    assert loaded.folder is not None
+    trained = settings_as_trained(target, loaded.folder, trusted=Path(head).is_dir())
+    model = Target.from_config(dataclasses.replace(trained, dtype="float32"))
+    facts = _facts(loaded, model, trained)
+    check_fits(loaded, facts)
+    drop_idle_bias(loaded)
     loaded = loaded.to(device=model.device)
     documents = _documents(model, prompts, limit, depth)
-    variants, skipped = _variants(loaded, model, formats)
+    variants, skipped = _variants(loaded, model, facts, formats)
     compared = _Compared(depth)
     with ProgressBar("parity", total=len(documents) * (1 + len(variants)), unit="prompts") as bar:
         for ids in documents:
@@ -186,16 +191,25 @@ def _documents(target: Target, prompts: Sequence[str], limit: int, depth: int) -
     return documents
 
 
+def _facts(head: DraftHead, target: Target, trained: TargetConfig) -> TargetFacts:
+    """The target that fit is checked against. trained: how it was loaded for the head's training: the identity that the head
+    records is of weights in that dtype, which float32's may not be equal to."""
+    facts = TargetFacts(dataclasses.replace(trained, device="cpu"))
+    recorded = (head.config.target_identity or {}).get("weights_sha256")
+    if recorded not in (None, weights_hash(target.model)):
+        facts.identity()  # of the weights in that dtype, which are let go again
+    facts._model = target.model  # in memory already
+    return facts
+
+
 def _variants(
-    head: DraftHead, target: Target, formats: Sequence[str] | None
+    head: DraftHead, target: Target, facts: TargetFacts, formats: Sequence[str] | None
 ) -> tuple[dict[str, tuple[DraftHead, float]], dict[str, str]]:
     """The head after a trip through each format with its largest weight difference; and formats that do not take it."""
     known = (OWN.name, *EXPORTED)
     unknown = set(formats or ()) - set(known)
     if unknown:
         raise EagleError(f"unknown formats {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
-    facts = TargetFacts(TargetConfig(model=target.name, dtype="float32"))
-    facts._model = target.model  # the weights are in memory already
     variants, skipped = {}, {}
     for name in known if formats is None else formats:
         with tempfile.TemporaryDirectory() as parent:

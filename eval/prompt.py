@@ -1,6 +1,10 @@
 """Prompt: one evaluation question of one or several turns."""
 
 import dataclasses
+import functools
+import json
+
+from eagle.files import sha256_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,12 @@ class Prompt:
     """What eval.limit counts by: a suite's task; of anything else the source."""
     file_category: str = ""
     """As the file has it: Spec-Bench's mt_bench task has eight."""
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of what is asked, and what answers are grouped by: the same hash, the same question."""
+        asked = (self.id, self.category, self.system, self.turns)
+        return sha256_text(json.dumps(asked, ensure_ascii=False))[:16]
 
     @property
     def names(self) -> frozenset[str]:

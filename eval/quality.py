@@ -17,6 +17,7 @@ import torch
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
+from eagle.drafters import published
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
@@ -74,8 +75,9 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
         raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
     head_path = drafting_head(recipe, head)
     rules = {name: rule_of(recipe.decode, name) for name in RULES}
+    decode = published(recipe.decode)  # the same trees for all: tuned ones are the lossless rule's only
     decoders = {
-        name: SpeculativeDecoder.from_pretrained(target, head_path, decode=recipe.decode, rule=rule)
+        name: SpeculativeDecoder.from_pretrained(target, head_path, decode=decode, rule=rule)
         for name, rule in rules.items()
     }
     assert target.tokenizer is not None
@@ -156,6 +158,7 @@ def _answer(
         "seconds": seconds,
         "nll": negative_log_likelihood(target, ids, tokens),
         "accepted": stats.accepted,
+        "tree": stats.tree,
         "finish_reason": stats.finish_reason,
         "expected": expected,
         "right": None if expected is None else {name: extract(text, name) == expected for name in EXTRACTIONS},

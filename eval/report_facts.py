@@ -52,7 +52,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
         (
             "trees",
             ", ".join(f"{key} {decode[key]}" for key in ("budget", "top_k", "depth") if decode.get(key) is not None)
-            or "as tuned",
+            or "as published (the method tuned: as eagle tune found them)",
         ),
         ("engine, kernels", ", ".join(str(decode[key]) for key in ("engine", "kernels") if key in decode)),
         (

@@ -53,7 +53,7 @@ def calibration(result: Result) -> Plot | None:
         bins,
         key="calibration",
         source=f"From the tuner's prompts, {found['setting']}; mean absolute difference {columns['error']:.3f}. The calibrated "
-        "line is the monotone fit that the tuner prices trees with.",
+        "line is a monotone fit. The tuner prices trees by what they would have had accepted, prompt by prompt.",
     )
 
 

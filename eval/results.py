@@ -30,7 +30,7 @@ LABELS = {
 RESULTS = "results.json"
 SMALL_TAU = 2.0
 SMALL_HEAD_NOTE = (
-    "An acceptance length (tau) below 2 is what a head trained on less than a million tokens reaches. Published heads "
+    "An acceptance length (tau) below 2 is what a head trained on a million tokens or fewer reaches. Published heads "
     'saw tens of millions of tokens and reach 4 to 6: see "How much data a head needs" in the README.'
 )
 HEADINGS = ("method", "tok/s", "ms/tok", "TTFT", "tau", "over HF", "over plain", "exact")

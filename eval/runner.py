@@ -1,7 +1,7 @@
 """Running the requests of an evaluation: render, ask every method in turn, compare, log."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,20 +54,22 @@ class Runner:
     def _answer(self, prompt: Prompt, setting: Setting, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
         replies: list[str] = []
         for turn in range(len(prompt.turns)):
-            request = log.requests.get((prompt.id, turn, setting.label))
+            request = known(log, prompt, turn, setting)
             if request is None:
                 ids = prompt_ids(self.tokenizer, _messages(prompt, replies, turn=turn))
                 if not self._fits(ids):
                     bar.advance(len(prompt.turns) - turn)
                     limit = f"{len(ids)} + {self.max_new_tokens} tokens, the target takes {self.target.max_positions}"
                     return [{"prompt": prompt.id, "turn": turn, "setting": setting.label, "reason": limit}]
-                request = self._ask(prompt, turn, ids, setting, number=len(log.requests))
+                asked = sum(request.setting == setting.label for request in log.requests.values())
+                request = self._ask(prompt, turn, ids, setting, number=asked)
                 log.append(request)
                 bar.advance(1)
             replies.append(self.tokenizer.decode(request.answers[PLAIN].tokens, skip_special_tokens=True))
         return []
 
     def _ask(self, prompt: Prompt, turn: int, ids: list[int], setting: Setting, *, number: int) -> Request:
+        """number: requests that were answered under this setting before."""
         order = rotated(self.methods, number)
         seed = request_seed(self.seed, prompt, turn, setting)
         answers: dict[str, Answer] = {
@@ -99,6 +101,7 @@ class Runner:
             answers=answers,
             divergences=divergences,
             processes=self.processes,
+            prompt_sha256=prompt.sha256,
         )
 
     def unanswered(self, prompts: Sequence[Prompt], log: AnswerLog) -> list[Prompt]:
@@ -106,10 +109,7 @@ class Runner:
         return [
             prompt
             for prompt in prompts
-            if any(
-                (prompt.id, turn, setting.label) not in log.requests
-                for turn, setting in itertools.product(range(len(prompt.turns)), self.settings)
-            )
+            if any(known(log, *request) is None for request in every_request([prompt], self.settings))
         ]
 
     def _fits(self, ids: list[int]) -> bool:
@@ -117,6 +117,19 @@ class Runner:
 
     def _tensor(self, ids: list[int]) -> torch.Tensor:
         return torch.tensor([ids], dtype=torch.int64, device=self.target.device)
+
+
+def every_request(prompts: Sequence[Prompt], settings: Sequence[Setting]) -> Iterator[tuple[Prompt, int, Setting]]:
+    """(prompt, turn, setting), by prompt, setting and turn."""
+    for prompt, setting in itertools.product(prompts, settings):
+        for turn in range(len(prompt.turns)):
+            yield prompt, turn, setting
+
+
+def known(log: AnswerLog, prompt: Prompt, turn: int, setting: Setting) -> Request | None:
+    """The request as the log has it; None where it lacks it, or asked another question under the same id."""
+    found = log.requests.get((prompt.id, turn, setting.label))
+    return found if found is not None and found.prompt_sha256 == prompt.sha256 else None
 
 
 def request_seed(seed: int, prompt: Prompt, turn: int, setting: Setting) -> int:

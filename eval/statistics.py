@@ -1,6 +1,7 @@
 """Medians, ratios and their bootstrap intervals; the chi-square test."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,6 +67,19 @@ def paired_ratio(
     low, high = bootstrap_interval(ratios.tolist(), seed=seed)
     pooled = sum(above for above, _ in totals) / sum(below for _, below in totals)
     return Estimate(median=float(np.median(ratios)), low=low, high=high, pooled=pooled, samples=len(ratios))
+
+
+def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | None:
+    """Where a curve of speed-ups falls through 1 for good, linear between the points around it.
+
+    points: (x, y) by ascending x, y None where it is not known. None: it does not fall, or a point needed is not known.
+    """
+    for (low, above), (high, below) in reversed(list(itertools.pairwise(points))):
+        if above is None or below is None or below >= 1:
+            return None
+        if above >= 1:
+            return low + (above - 1) / (above - below) * (high - low)
+    return None
 
 
 def paired_difference(

@@ -9,7 +9,6 @@ where they are not gets no ratio.
 
 import argparse
 import dataclasses
-import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import recipe_prompts, spread
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
-from eagle.eval.statistics import Estimate, paired_ratio
+from eagle.eval.statistics import Estimate, falls_through_one, paired_ratio
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
 
@@ -131,17 +130,8 @@ def _point(batch: int, pairs: Sequence[tuple[BatchAnswer, BatchAnswer]], differe
 
 
 def crossing(points: Sequence[BatchPoint]) -> float | None:
-    """The batch size at which the pooled speed-up falls through 1 for good, linear between the two sizes around it.
-
-    None: it does not, or the sizes around it are not both exact.
-    """
-    ratios = [(point.batch, point.speedup.pooled if point.speedup is not None else None) for point in points]
-    for (low, above), (high, below) in reversed(list(itertools.pairwise(ratios))):
-        if above is None or below is None:
-            return None
-        if above >= 1 > below:
-            return low + (above - 1) / (above - below) * (high - low)
-    return None
+    """The batch size at which the pooled speed-up falls through 1 for good; None: it does not, or a size is not exact."""
+    return falls_through_one([(p.batch, None if p.speedup is None else p.speedup.pooled) for p in points])
 
 
 def curve(points: Sequence[BatchPoint], *, setting: str, max_new_tokens: int, prompts: int) -> dict[str, Any]:

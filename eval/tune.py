@@ -24,7 +24,7 @@ from eagle.errors import EagleError
 from eagle.eval.batch_answer import answer_batch, bare_generation_config
 from eagle.eval.calibration import ConfidenceCounts
 from eagle.eval.confirm import confirm, decoded
-from eagle.eval.cost import measure_draft, measure_target
+from eagle.eval.cost import measure_draft, measure_target, states
 from eagle.eval.replay import Replay, joined, record
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.tree_search import (
@@ -287,11 +287,9 @@ def _prices(
     drafter.shape = shape_of(sample)
     rests = []
     for one in (decoder, decoder.plain()):
-        answer = None
-        for limit in (4, 24):  # the first warms up
-            answer = decoded(one, prompts[:batch], 0, setting, limit)
-        assert answer is not None
-        steps = max(1, sum(row.verify_steps for row in answer.stats))
-        spent = sum(row.draft_ms + row.host_ms for row in answer.stats) / steps
+        decoded(one, prompts[:batch], 0, setting, 4)  # warms up
+        stats = [row for rows in states(prompts, batch) for row in decoded(one, rows, 0, setting, 24).stats]
+        steps = max(1, sum(row.verify_steps for row in stats))
+        spent = sum(row.draft_ms + row.host_ms for row in stats) / steps
         rests.append(spent - (draft.at(sample.top_k, sample.depth) if one is decoder else 0.0))
     return Prices(batch=batch, target=target, draft=draft, rest_ms=max(0.0, rests[0]), plain_rest_ms=max(0.0, rests[1]))

@@ -9,6 +9,7 @@ from eagle.errors import EagleError
 from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import load_prompts, recipe_prompts, spread
 from eagle.eval.runner import first_turn, fits
+from eagle.progress import console
 from eagle.target import Target
 
 FEWEST = 2
@@ -16,7 +17,7 @@ FEWEST = 2
 
 def tuning_prompts(recipe: Recipe, target: Target) -> list[list[int]]:
     """Token ids of tune.count prompts (or as many as there are): of tune.prompts, else what precedes the answers of the
-    prepared data's held-out documents, else those of eval.prompts that eval.limit leaves out.
+    prepared data's held-out documents, else of eval.prompts; questions that eval.limit lets through are left out.
 
     Raises EagleError when there are fewer than two that leave room for an answer.
     """
@@ -26,8 +27,8 @@ def tuning_prompts(recipe: Recipe, target: Target) -> list[list[int]]:
     chosen = [fitting[place * len(fitting) // count] for place in range(count)] if count else []
     if len(chosen) < FEWEST:
         raise EagleError(
-            f"there are {len(chosen)} prompts to tune with (of {len(found)}, the others are too long), expected {FEWEST} or "
-            "more; name some in tune.prompts, such as shipped:mt_bench"
+            f"there are {len(chosen)} prompts to tune with ({len(found)} are not evaluated, {len(found) - len(fitting)} of them too "
+            f"long), expected {FEWEST} or more; name others in tune.prompts (your own, or shipped:NAME), or lower eval.limit"
         )
     return chosen
 
@@ -36,14 +37,17 @@ def _found(recipe: Recipe, target: Target) -> list[list[int]]:
     def rendered(prompts: Sequence[Prompt]) -> list[list[int]]:
         return [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts]
 
-    if recipe.tune.prompts:
-        loaded = load_prompts(recipe.tune.prompts, split=recipe.eval.split)
-        return rendered(spread(loaded, min(len(loaded), 4 * recipe.tune.count)))
-    if (recipe.data_dir / "manifest.json").is_file():
+    if not recipe.tune.prompts and (recipe.data_dir / "manifest.json").is_file():
         return _held_out(recipe)
-    evaluated = {prompt.id for prompt in recipe_prompts(recipe.eval)}
-    every = load_prompts(recipe.eval.prompts, tasks=recipe.eval.tasks, split=recipe.eval.split)
-    left = [prompt for prompt in every if prompt.id not in evaluated]
+    if recipe.tune.prompts:
+        every = load_prompts(recipe.tune.prompts, split=recipe.eval.split)
+    else:
+        every = load_prompts(recipe.eval.prompts, tasks=recipe.eval.tasks, split=recipe.eval.split)
+    # By their text: one file's question may be another's.
+    evaluated = {prompt.turns[0] for prompt in recipe_prompts(recipe.eval)}
+    left = [prompt for prompt in every if prompt.turns[0] not in evaluated]
+    if recipe.tune.prompts and len(left) < len(every):
+        console.print(f"tune: {len(every) - len(left)} of tune.prompts are evaluated too and left out", markup=False)
     return rendered(spread(left, min(len(left), 4 * recipe.tune.count))) if left else []
 
 

@@ -127,6 +127,22 @@ def _theta_nowhere(values: Values, state: State) -> None:
     del values["rope_theta"], values["rope_parameters"]
 
 
+def _biased_queries(values: Values, state: State) -> None:
+    """As EAGLE-1's code would take it."""
+    values["qkv_bias"] = True
+    state |= {
+        f"midlayer.self_attn.{name}_proj.bias": torch.ones(size) for name, size in (("q", 32), ("k", 16), ("v", 16))
+    }
+
+
+def _wide_heads(values: Values, state: State) -> None:
+    """Heads of twice the size, which config.json tells."""
+    values["head_dim"] = 2 * e3.d
+    for name, heads in (("q", e3.HEADS), ("k", e3.KV), ("v", e3.KV)):
+        state[f"layers.0.self_attn.{name}_proj.weight"] = torch.randn(heads * 2 * e3.d, H)
+    state["layers.0.self_attn.o_proj.weight"] = torch.randn(H, e3.HEADS * 2 * e3.d)
+
+
 def _layer(key: str, value: Any) -> Callable[[Values, State], None]:
     def spoil(values: Values, state: State) -> None:
         values["transformer_layer_config"][key] = value
@@ -191,12 +207,14 @@ DEFECTS = [
         ("attention-bias", "silently wrong", "sglang", "eagle3",
          _put(midlayer__self_attn__k_proj__bias=lambda s: torch.ones(16))),
         ("attention-bias", "silently wrong", "vllm", "eagle1", _set(attention_bias=True)),
+        ("attention-bias", "silently wrong", "reference", "eagle3", _biased_queries),
         ("lm-head", "breaks", "vllm", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
         ("lm-head", "warning", "sglang", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
         ("embed-tokens", "silently wrong", "sglang", "eagle1", _put(embed_tokens__weight=lambda s: torch.ones(V, H))),
         ("embed-tokens", "warning", "speculators", "eagle3", _drop("embed_tokens.weight")),
         ("shapes", "breaks", "sglang", "eagle3", _set(num_key_value_heads=4)),
         ("shapes", "breaks", "vllm", "eagle1", _set(head_dim=16)),
+        ("shapes", "breaks", "reference", "eagle1", _wide_heads),
         ("config-numbers", "breaks", "vllm", "eagle1", _set(intermediate_size=None)),
         ("hidden-size", "breaks", "vllm", "eagle3", _set(target_hidden_size=64), "shapes", "layer-count"),
         ("values", "silently wrong", "vllm", "eagle1", _with("fc.weight", (0, 0), float("nan"))),

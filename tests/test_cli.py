@@ -108,6 +108,9 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
     )
     assert said("generate", *parts, "--tree-depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
     assert said(*common, "--raw", "hello to the cat") != shell.stdout
+    assert said(*common, "--engine", "compiled", "hello to the cat") == shell.stdout
+    code, _, err = in_process(capsys, *common, "--engine", "cudagraph", "hello to the cat")
+    assert (code, "cudagraph" in err) == (2, True), "the engine is not passed over"
     sampled = (*common, "--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--min-p", "0.001", "hello")
     first, other = said(*sampled, "--seed", "1"), said(*sampled, "--seed", "2")
     assert said(*sampled, "--seed", "1") == said(*sampled, "--seed", "1", "--plain") == first != other

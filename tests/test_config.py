@@ -49,6 +49,9 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
         ("data: [a]", [], "data"),
         ("train: {precision: fp8}", [], "train.precision"),
         ("target: {}", [], "target.model"),
+        ("", ["--eval.seed=-1"], "eval.seed is -1, expected 0 or more"),
+        ("eval: {max_new_tokens: 0}", [], "eval.max_new_tokens is 0, expected 1 or more"),
+        ("eval: {warmup_prompts: -1}", [], "eval.warmup_prompts is -1"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:

@@ -277,6 +277,8 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
         check_fits(make_head(target_identity=identity), Target(tiny_model(seed=1)))
     with pytest.raises(EagleError, match="width 32"):
         check_fits(make_head(), Target(tiny_model(hidden_size=64)))
+    with pytest.raises(EagleError, match=r"vocabulary has 384 tokens, target .* has 400"):
+        check_fits(make_head(), Target(tiny_model(vocab_size=400)))
     write_reference(tmp_path / "ref", form="bin", embeddings=True, fc_bias=False, qkv_bias=False)
     with pytest.raises(EagleError, match="embed_tokens"):
         check_fits(load_head(tmp_path / "ref"), Target(tiny_model(seed=1)))

@@ -152,6 +152,14 @@ def test_tensors_of_other_ranks_are_findings(name: str, embedding: torch.Tensor,
         assert not lint(folder, runtime="reference").sound, (name, other.shape)
 
 
+def test_a_width_that_is_no_number_is_passed_over(
+    target: TargetConfig, embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    values, state = sound("eagle3", "vllm", embedding)
+    folder = write(tmp_path / "head", {**values, "target_hidden_size": "576"}, state)
+    assert found(folder, "vllm", target) == {}
+
+
 def test_another_target_is_told_by_its_width_and_vocabulary(embedding: torch.Tensor, tmp_path: Path) -> None:
     folder = write(tmp_path / "head", *sound("eagle3", "vllm", embedding))
     other = tmp_path / "other"

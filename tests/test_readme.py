@@ -1,5 +1,6 @@
-"""The README against the code: its table of families and the commands it names."""
+"""The README and docs/ against the code: the table of families, and the commands, modules and files that are named."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -9,8 +10,14 @@ import pytest
 
 from tests.tiny import FAMILIES
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"`eagle ((?:data )?[a-z]+)[ `]", README)))
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+EVERYTHING = "\n".join(PAGES.values())
+COMMANDS = sorted(set(re.findall(r"`eagle ((?:data )?[a-z]+)[ `]", EVERYTHING)))
+MODULES = sorted(set(re.findall(r"-m (eagle(?:\.\w+)+)", EVERYTHING)))
 
 
 def test_the_table_of_families_is_the_list_that_is_tested() -> None:
@@ -28,7 +35,17 @@ def test_every_command_named_exists(command: str) -> None:
     assert out.stdout.strip()
 
 
-def test_nothing_is_left_to_fill_in() -> None:
-    assert not re.findall(r"@[A-Z_]+@", README)
-    for path in re.findall(r"`((?:data|eval|tests|configs)/[\w./-]+\.(?:md|py|yaml))`", README):
-        assert (Path(__file__).parent.parent / path).is_file(), path
+def test_every_module_named_exists() -> None:
+    assert len(MODULES) > 8
+    for module in MODULES:
+        assert importlib.util.find_spec(module) is not None, module
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_left_to_fill_in_and_every_file_named_is_there(page: str) -> None:
+    text = PAGES[page]
+    assert not re.findall(r"@[A-Z_]+@", text)
+    for path in re.findall(r"`((?:data|eval|tests|configs|kernels)/[\w./-]+\.(?:md|py|yaml))`", text):
+        assert (ROOT / path).is_file(), path
+    for path in re.findall(r"\]\(((?!http|#)[^)#]+)", text):
+        assert (ROOT / "docs" / path if page != "README.md" else ROOT / path).is_file(), path

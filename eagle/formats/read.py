@@ -130,9 +130,7 @@ def _settings(
             raise EagleError(f"{key} is {values.get(key)!r}, expected a whole number of at least 1; {REMEDY}")
     asked = overrides or Overrides()
     out = {key: values[key] for key in _FIELDS if values.get(key) is not None}
-    out["rope_parameters"], where = read_rope(values, default_theta=format.rope_theta)
-    if asked.rope_theta is not None:
-        out["rope_parameters"]["rope_theta"], where = asked.rope_theta, "as --rope-theta says"
+    out["rope_parameters"], where = read_rope(values, default_theta=format.rope_theta, asked=asked.rope_theta)
     notes.append(f"RoPE theta {out['rope_parameters']['rope_theta']:g} ({where})" + _scaling(out["rope_parameters"]))
     if not 0 < out.get("rms_norm_eps", 1e-6) < 1:
         raise EagleError(
@@ -215,6 +213,8 @@ def _eagle3_settings(
     out["aux_layers"], where = _aux_layers(values, format, target)
     layers = "the target's [2, L//2, L-3]" if out["aux_layers"] is None else str(out["aux_layers"])
     notes.append(f"aux layers c = {layers} ({where})")
+    if out["aux_layers"] is None and format.layers_doubt is not None:
+        notes.append(format.layers_doubt)
 
 
 def _aux_layers(values: Mapping[str, Any], format: Format, target: TargetShape | None) -> tuple[list[int] | None, str]:

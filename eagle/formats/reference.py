@@ -1,12 +1,14 @@
 """SafeAILab/EAGLE, the reference implementation: a Llama config with one layer, EAGLE-3's layer named `midlayer`.
 
 EAGLE-1's `bias` key is fc's (absent: true, in its code; what the file holds counts here). RoPE is `rope_theta`, else 10000,
-whatever the target does. Both norms and biases are fixed: no q/k/v biases but by `qkv_bias`, no MLP biases.
+whatever the target does; with a scaling it is always 10000, and a scaling of other keys than `type` and `factor` raises: none is
+written. EAGLE-1's head dim is hidden size / heads. Biases are fixed: q/k/v's by EAGLE-1's `qkv_bias` alone, none in the MLP.
+What its code has no parameter for is passed over without a word (strict=False).
 """
 
 from eagle.formats.format import Format, HeadFiles, Limits
 
-_ROPE = ("default", "linear", "dynamic")
+_ROPE = ("default",)
 
 
 def _sign(files: HeadFiles) -> str:
@@ -27,10 +29,8 @@ REFERENCE = Format(
             fc_bias="optional",
             attention_bias="qkv",
             rope_types=_ROPE,
-            draft_vocabulary=False,
+            fixed_head_dim=True,
         ),
-        "eagle3": Limits(
-            architecture="LlamaForCausalLMEagle3", attention_bias="qkv", rope_types=_ROPE, default_layers=True
-        ),
+        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", rope_types=_ROPE, default_layers=True),
     },
 )

@@ -9,11 +9,13 @@ from eagle.formats.format import ROPE_TYPES
 KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
-def read_rope(values: Mapping[str, Any], *, default_theta: float | None) -> tuple[dict[str, Any], str]:
+def read_rope(
+    values: Mapping[str, Any], *, default_theta: float, asked: float | None = None
+) -> tuple[dict[str, Any], str]:
     """rope_parameters (rope_type, rope_theta, ...), and where its theta comes from.
 
-    Raises EagleError where the two spellings disagree, no theta is told and there is no default, or the scaling is not one
-    that a head computes.
+    asked: a theta that is taken whatever config.json says of it. Raises EagleError where the two spellings disagree, theta is no
+    positive number, or the scaling is not one that a head computes.
     """
     new, theta, scaling = (values.get(key) for key in ("rope_parameters", "rope_theta", "rope_scaling"))
     for name, value in (("rope_parameters", new), ("rope_scaling", scaling)):
@@ -24,7 +26,7 @@ def read_rope(values: Mapping[str, Any], *, default_theta: float | None) -> tupl
     if new:
         parameters = {"rope_theta": theta, **new}
         where = "rope_parameters" if new.get("rope_theta") is not None else "rope_theta"
-        if theta is not None and parameters["rope_theta"] != theta:
+        if asked is None and theta is not None and parameters["rope_theta"] != theta:
             raise EagleError(
                 f"rope_theta is {theta}, rope_parameters says {parameters['rope_theta']}; keep the one that the head was "
                 "trained with (--rope-theta)"
@@ -35,9 +37,9 @@ def read_rope(values: Mapping[str, Any], *, default_theta: float | None) -> tupl
             parameters["rope_theta"], where = scaling.get("rope_theta"), "rope_scaling"
     kind = parameters.pop("type", None)
     parameters.setdefault("rope_type", kind or "default")
-    if parameters["rope_theta"] is None:
-        if default_theta is None:
-            raise EagleError("no RoPE base is named; give it with --rope-theta")
+    if asked is not None:
+        parameters["rope_theta"], where = asked, "as --rope-theta says"
+    elif parameters["rope_theta"] is None:
         parameters["rope_theta"], where = default_theta, "the format's default: config.json names none"
     if parameters["rope_type"] not in ROPE_TYPES:
         raise EagleError(

@@ -13,11 +13,18 @@ SGLANG_TOP_K, SGLANG_NODES = 4, 16
 
 
 def serve_command(
-    format: Format, version: Version, folder: str, target: str, *, tokens: int, hot_tokens: bool = False
+    format: Format,
+    version: Version,
+    folder: str,
+    target: str,
+    *,
+    tokens: int,
+    hot_tokens: bool = False,
+    uploaded: bool = False,
 ) -> str:
     """The shell command (for the reference, two lines of Python).
 
-    tokens: drafted per step. hot_tokens: the folder holds SGLang's map of draft tokens.
+    tokens: drafted per step. hot_tokens: the folder holds SGLang's map of draft tokens. uploaded: the folder is a hub repository.
     """
     method = format.limits[version].method
     if format.name in ("vllm", "speculators"):
@@ -32,8 +39,9 @@ def serve_command(
         words += ["--speculative-token-map", f"{folder}/{HOT_TOKENS}"] if hot_tokens else []
         return _shell("python -m sglang.launch_server", *words)
     if format.name == "trtllm":
-        options = f"{folder}/{OPTIONS}"
-        return _shell("trtllm-serve", target, "--backend", "pytorch", "--extra_llm_api_options", options)
+        options = OPTIONS if uploaded else f"{folder}/{OPTIONS}"  # a local file in any case
+        fetch = _shell("hf download", folder, OPTIONS, "--local-dir", ".") + "\n" if uploaded else ""
+        return fetch + _shell("trtllm-serve", target, "--backend", "pytorch", "--extra_llm_api_options", options)
     third = ", use_eagle3=True" if version == "eagle3" else ", use_eagle3=False"
     return (
         "from eagle.model.ea_model import EaModel  # of the reference, not of this package\n"

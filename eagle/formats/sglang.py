@@ -27,7 +27,6 @@ SGLANG = Format(
             method="EAGLE",
             fc_bias="always",
             attention_bias="no",
-            draft_vocabulary=False,
         ),
         "eagle3": Limits(architecture="LlamaForCausalLMEagle3", method="EAGLE3"),
     },

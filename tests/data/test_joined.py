@@ -70,3 +70,24 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(EagleError, match=r"there is no feature store here"):
         train(both)
+
+
+def test_a_document_of_an_earlier_store_counts_once_so_that_nothing_held_out_is_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny_store(tmp_path / "a", documents=7)  # the last two are held out
+    write_tiny_store(tmp_path / "b", documents=9, validation=1)  # the same seven, and two more
+    recipe, other = tiny_recipe(tmp_path / "a", epochs=1, batch_size=2), tmp_path / "b" / "run" / "features"
+    first, second = FeatureStore.open(recipe.store_dir), FeatureStore.open(other)
+    assert torch.equal(first[5].input_ids_T, second[5].input_ids_T)
+    joined = JoinedStores([first, second])
+    assert (len(joined), joined.repeated) == (9, 7)
+    assert joined.split("validation") == [5, 6, 8]
+    assert joined.split("train") == [0, 1, 2, 3, 4, 7]
+    for number in (7, 8):
+        assert torch.equal(joined[number].input_ids_T, second[number].input_ids_T)
+    assert joined.lengths[7:].tolist() == second.lengths[7:].tolist()
+    both = dataclasses.replace(recipe, features=dataclasses.replace(recipe.features, more_stores=(str(other),)))
+    train(both)
+    assert "7 documents of features.more_stores are in an earlier store too" in capsys.readouterr().err
+    assert json.loads((both.head_dir / "training.json").read_text())["learnt_from"]["documents"] == 6

@@ -15,6 +15,7 @@ from eagle.data.continuous import ContinuousDecoder, Prompt, Row, choose_tokens,
 from eagle.data.conversations import Conversation, read_conversations
 from eagle.data.regenerate import regenerate
 from eagle.errors import EagleError
+from eagle.run import run as run_all
 from eagle.target import Target
 from tests.tiny import save_tiny_target, tiny_model, write_conversations
 
@@ -302,3 +303,23 @@ def test_the_real_model_answers_as_hugging_face_generate(smollm2: Target) -> Non
         attention_mask = torch.ones_like(ids_1T)
         out = smollm2.model.generate(ids_1T, attention_mask=attention_mask, max_new_tokens=16, do_sample=False)
         assert found[prompt.key].tokens == out[0, ids_1T.shape[1] :].tolist()
+
+
+def test_eagle_run_regenerates_first_where_the_answers_are_a_source(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for module, name in (
+        ("data.regenerate", "regenerate"),
+        ("data.prepare", "prepare"),
+        ("data.features", "extract"),
+        ("train.loop", "train"),
+        ("eval.harness", "evaluate"),
+    ):
+        monkeypatch.setattr(f"eagle.{module}.{name}", lambda _, name=name: done.append(name) or {})
+    others = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, sources=("other.jsonl",)))
+    run_all(others)
+    assert done == ["prepare", "extract", "train", "evaluate"]
+    done.clear()
+    run_all(dataclasses.replace(others, data=dataclasses.replace(others.data, sources=(str(output_of(recipe)),))))
+    assert done == ["regenerate", "prepare", "extract", "train", "evaluate"]

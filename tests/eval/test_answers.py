@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from eagle.eval.answers import Answer, AnswerLog, Request
 
 IDENTITY = {"head": "abc", "threads": 2}
@@ -33,7 +35,6 @@ def test_answers_survive_and_equal_what_was_written(tmp_path: Path) -> None:
     write(path, 2)
     with AnswerLog(path, IDENTITY) as log:
         assert log.requests == {("p/1", 0, "T=0"): request(0), ("p/1", 1, "T=0"): request(1)}
-        assert not log.restarted
 
 
 def test_a_line_cut_by_a_kill_is_dropped_wherever_it_was_cut(tmp_path: Path) -> None:
@@ -49,12 +50,18 @@ def test_a_line_cut_by_a_kill_is_dropped_wherever_it_was_cut(tmp_path: Path) -> 
         assert path.read_bytes() == whole
 
 
-def test_another_evaluations_answers_are_not_mixed_in(tmp_path: Path) -> None:
+def test_another_evaluations_answers_are_not_mixed_in_and_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "answers.jsonl"
     write(path, 2)
+    before = path.read_bytes()
     with AnswerLog(path, {**IDENTITY, "head": "def"}) as log:
-        assert log.restarted
         assert log.requests == {}
+    assert (tmp_path / "answers.before.jsonl").read_bytes() == before
+    said = " ".join(capsys.readouterr().err.split())
+    assert "head was 'abc', is 'def'" in said
+    assert "the old answers are in answers.before.jsonl" in said
     with AnswerLog(path, IDENTITY) as log:
         assert log.requests == {}
 

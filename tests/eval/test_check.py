@@ -1,6 +1,7 @@
 """`eagle eval --check exact`: equal answers pass, a different one fails and is named, a kill loses no finished batch."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from eagle.eval import check
 from eagle.eval.batch_answer import BatchAnswer
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 
@@ -86,6 +88,25 @@ def test_a_killed_check_continues_behind_the_last_finished_batch(
         check.check_exact(recipe)
     assert check.check_exact(recipe)
     assert len(calls) == 8, "one batch of the second setting is answered again, the first setting is not"
+
+
+def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(recipe: Recipe, tmp_path: Path) -> None:
+    """Plain decoding beside itself would always be equal."""
+    target = Target.from_config(recipe.target)
+    head = tmp_path / "tuned"
+    shutil.copytree(recipe.head_dir, head)
+    entry = TunedTrees(
+        hardware=machine_name(target.device),
+        engine=target.engine,
+        dtype=dtype_name(target.dtype),
+        choices=(TunedChoice(batch=8, temperature=0.0, tree=TreeSettings(drafter="none")),),
+    )
+    write_tuned(head, entry)
+    left_open = [f"--decode.{key}=null" for key in ("budget", "top_k", "depth")]
+    decoder = check.checked_decoder(read_recipe(tmp_path / "recipe.yaml", left_open), target, head)
+    out = decoder.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
+    assert out.stats[0].tree == "published"
+    assert out.stats[0].nodes > 4 * out.stats[0].verify_steps
 
 
 def test_a_rule_without_that_promise_is_refused(recipe: Recipe, tmp_path: Path) -> None:

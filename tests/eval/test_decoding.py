@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from eagle.eval.likelihood import negative_log_likelihood
 from eagle.eval.quality import compare_quality, extract, summary
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from tests.recipes import write_recipe
 
 torch.set_num_threads(1)  # it is part of an evaluation's identity, and module fixtures run before conftest sets it
@@ -181,6 +183,25 @@ def test_quality_compares_rules_on_the_same_prompts_and_seeds(folder: Path, caps
     printed = " ".join(capsys.readouterr().out.split())
     assert "the last number in the text" in printed
     assert re.search(r"T=1: texts equal to coupled's: top_k \d/2, typical \d/2", printed)
+
+
+def test_every_rule_verifies_the_same_trees_though_one_was_tuned(folder: Path, tmp_path: Path) -> None:
+    """Tuned trees are the lossless rule's only: its speed would be that of another tree."""
+    recipe = recipe_of(
+        folder, *(f"--decode.{key}=null" for key in ("budget", "top_k", "depth")), f"--output_dir={tmp_path}"
+    )
+    target = Target.from_config(recipe.target)
+    shutil.copytree(folder / "run" / "head", tmp_path / "head")
+    entry = TunedTrees(
+        hardware=machine_name(target.device),
+        engine=target.engine,
+        dtype=dtype_name(target.dtype),
+        choices=(TunedChoice(batch=1, temperature=0.0, tree=TreeSettings(drafter="none")),),
+    )
+    write_tuned(tmp_path / "head", entry)
+    compare_quality(recipe)
+    records = [json.loads(line) for line in (recipe.eval_dir / "quality.jsonl").read_text().splitlines()[1:]]
+    assert {(record["rule"], record["tree"]) for record in records} == {(rule, "published") for rule in quality.RULES}
 
 
 def test_coupled_texts_are_plain_decodings(folder: Path) -> None:

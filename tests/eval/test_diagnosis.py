@@ -89,6 +89,10 @@ def test_what_to_change_is_something_that_the_drafter_has() -> None:
             # Only the advice differs, not what is found.
             assert (found.cause, found.figure) == (diagnose(cycle).cause, diagnose(cycle).figure)
     assert "train the head" in diagnose(few_accepted).change
+    assert "eagle tune finds" in diagnose(few_accepted).change
+    tuned = diagnose(few_accepted, drafter="tuned").change
+    assert "train the head" in tuned
+    assert "eagle tune" not in tuned
     assert "eagle tune" in diagnose(slow_draft, drafter="chain").change
 
 

@@ -96,6 +96,15 @@ def test_speed_up_is_the_median_of_paired_ratios_so_one_slow_request_does_not_ti
     assert values.speedup_plain.median == pytest.approx(1.75)
 
 
+def test_the_pooled_speed_up_counts_a_shorter_text_of_the_baseline_for_as_many_tokens() -> None:
+    """Sampled texts of two loops end at different places."""
+    one = request("a")
+    one.answers["hf"] = answer(2, 2.0)  # 1 s per token; the tree's seven tokens take 2 s
+    values = figures([one], "eagle2", baselines=["hf"])
+    assert values.speedup_hf.pooled == pytest.approx(7 / 2)
+    assert values.speedup_hf.pooled == pytest.approx(values.speedup_hf.median)
+
+
 def test_plain_and_hugging_face_have_no_acceptance() -> None:
     for name in ("plain", "hf"):
         values = figures([request("a")], name, baselines=["hf"])

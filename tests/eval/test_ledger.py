@@ -13,12 +13,14 @@ from eagle.decode import SpeculativeDecoder
 from eagle.eval import harness
 from eagle.eval import ledger as ledgers
 from eagle.eval.answers import Answer, Request
-from eagle.eval.cost import DraftCost, Standing, TargetCost, Timing, measure_draft, measure_target, resized
+from eagle.eval.cost import DraftCost, Standing, TargetCost, Timing, measure_draft, measure_target, resized, states
 from eagle.eval.flops import target_flops
-from eagle.eval.ledger import Fit, falls_through_one, halves
+from eagle.eval.ledger import Fit, halves
 from eagle.eval.ledger_lines import ledger_lines
+from eagle.eval.prompt import Prompt
 from eagle.eval.schema import problems, results_schema
 from eagle.eval.settings import parse_setting
+from eagle.eval.statistics import falls_through_one
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.tree import DraftTree
@@ -115,6 +117,36 @@ def test_every_point_that_was_asked_for_is_timed_and_the_drafters_shape_is_left_
     assert decoder.drafter.shape is shape  # type: ignore[union-attr]
 
 
+def test_costs_are_timed_behind_prompts_from_the_whole_list_and_are_what_many_cycles_cost_together() -> None:
+    """A suite's tasks come one after the other, and their prompts' lengths differ by a factor of ten."""
+    assert list(states(range(60), 1)) == [[0], [10], [20], [30], [40], [50]]
+    assert list(states(range(5), 2)) == [[0, 1], [2, 3]]
+    assert list(states(range(4), 4)) == [[0, 1, 2, 3]]
+    # Two short prefixes and a long one: the middle sample knows nothing of the long one, a request does.
+    assert Timing.of([[9.0, 10.0, 11.0], [10.0, 10.0, 90.0], [40.0]]).median == pytest.approx(20.0)
+    requests = [request(f"p{i}") for i in range(30)]
+    prompts = [Prompt(id=f"p{i}", category="a", turns=("x" * i,), reference=(), source="s") for i in range(30)]
+    target = Target.from_pretrained(tiny_model())
+    target.tokenizer = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledgers, "prompt_ids", lambda tokenizer, messages: [0] * len(messages[-1]["content"]))
+        lengths = [len(ids) for ids in ledgers._contexts(target, requests, prompts, count=3)]
+    half = len(requests[0].answers["plain"].tokens) // 2
+    assert [length - half for length in lengths] == [0, 10, 20]
+
+
+def test_a_measured_curve_is_shown_beside_a_prediction_of_the_same_drafter_only() -> None:
+    target = Target.from_pretrained(tiny_model())
+    head = EagleHead(EagleHeadConfig.for_target(target.config))
+    methods = harness.make_methods(
+        ("plain", "eagle2", "chain", "ngram"), target, head, decode=DecodeConfig(), chain_depth=2
+    )
+    measured = [{"setting": "T=0", "drafter": "eagle2", "points": []}]
+    found = {name: ledgers._curve_of(methods[name], parse_setting("T=0"), measured) for name in methods}
+    assert found == {"plain": None, "eagle2": measured[0], "chain": None, "ngram": None}
+    assert ledgers._curve_of(methods["eagle2"], parse_setting("T=1"), measured) is None
+
+
 def test_operations_are_two_per_weight_and_attention_per_key() -> None:
     target = Target.from_pretrained(tiny_model())
     flops = target_flops(target)
@@ -130,7 +162,8 @@ def test_operations_are_two_per_weight_and_attention_per_key() -> None:
 
 def test_the_curve_crosses_one_between_the_sizes_around_it() -> None:
     assert falls_through_one([(1, 1.5), (2, 1.25), (4, 0.75), (8, 0.5)]) == 3.0
-    assert falls_through_one([(1, 1.5), (2, None), (3, 0.5)]) == 2.0
+    assert falls_through_one([(1, 1.5), (2, None), (3, 0.5)]) is None, "where between 1 and 3 nobody measured"
+    assert falls_through_one([(1, 1.5), (2, 0.5), (3, 1.5)]) is None
     assert falls_through_one([(1, 1.5), (2, 1.2)]) is None
     assert falls_through_one([(1, 0.9), (2, 0.8)]) is None
 
@@ -191,7 +224,7 @@ def test_the_prediction_is_the_cost_model_fitted_on_every_other_prompt(
     assert entry["measured"]["pooled"] == pytest.approx((0.88 / 8) / (0.64 / 8))
     assert entry["error"] == pytest.approx(0.0, abs=1e-6)
     assert entry["gain"]["breakeven_tau"] == pytest.approx(160 / 110)
-    assert entry["gain"]["holds"] is (160 / 2 < 100)
+    assert entry["gain"]["holds"] is (entry["predicted"] > 1) is (160 / 2 < 110)
     assert entry["rejected"]["nodes_rejected"] == 4 * (24 - 8)
     assert entry["rejected"]["share"] == pytest.approx(2 / 3)
 
@@ -224,6 +257,10 @@ def test_an_evaluation_writes_its_ledger_and_prints_it(
     assert [point["batch"] for point in one["curve"]] == [1, 2]
     assert all(point["measured"] is not None for point in one["curve"])
     assert {cost["batch"] for cost in one["target"]} == {1, 2}
+    # One row is timed whatever eval.batches asks for.
+    again = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", [*overrides, "--eval.batches=[2]"]))
+    points = again["ledger"]["settings"][0]["curve"]
+    assert [(point["batch"], point["measured"] is None) for point in points] == [(1, True), (2, False)]
     printed = " ".join(capsys.readouterr().out.split())
     assert "predicted" in printed
     assert "diagnosis, T=0, eagle2:" in printed

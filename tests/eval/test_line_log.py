@@ -41,3 +41,4 @@ def test_a_log_of_another_measurement_starts_afresh_and_names_the_difference(
         assert log.records == {}
     captured = capsys.readouterr()
     assert "eval.seed was 1, is 3" in " ".join((captured.out + captured.err).split())
+    assert len((tmp_path / "log.before.jsonl").read_text().splitlines()) == 2

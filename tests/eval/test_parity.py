@@ -136,6 +136,30 @@ def test_what_was_exported_and_cannot_be_read_back_is_no_refusal(
         parity(tmp_path / "head", target=target.name, prompts=(prompts,))
 
 
+def test_a_head_trained_in_bfloat16_is_compared_in_float32(
+    prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its identity is of weights rounded to bfloat16; the checkpoint's are float32."""
+    model = str(save_tiny_target(tmp_path / "target", num_hidden_layers=8))
+    trained = Target.from_config(TargetConfig(model=model, dtype="bfloat16", device="cpu"))
+    head = make_head("eagle1", trained)
+    head.config.target_identity = trained.identity()
+    save_head(head, tmp_path / "head", extra={"recipe": {"target": {"model": model, "dtype": "bfloat16"}}})
+    assert parity(tmp_path / "head", target=model, prompts=(prompts,), limit=1)["within"]
+    (tmp_path / "head" / "training.json").unlink()
+    with pytest.raises(EagleError, match="weights_sha256"):
+        parity(tmp_path / "head", target=model, prompts=(prompts,), limit=1)
+
+
+def test_a_zero_fc_bias_is_no_difference_between_formats(target: Target, prompts: str, tmp_path: Path) -> None:
+    head = EagleHead(EagleHeadConfig.for_target(target.config, fc_bias=True))
+    torch.nn.init.zeros_(head.fc.bias)
+    save_head(head, tmp_path / "head")
+    result = parity(tmp_path / "head", target=target.name, prompts=(prompts,), limit=1)
+    assert result["within"]
+    assert {"vllm", "sglang", "reference"} <= result["weights"].keys()
+
+
 def test_infinite_logits_are_never_within_tolerance() -> None:
     compared = module._Compared(1)
     compared.judge(torch.tensor([[[float("inf")]]]))

@@ -58,7 +58,8 @@ def test_the_first_process_takes_over_what_the_others_logged(tmp_path: Path) -> 
         stranger.append(request(3))
     with AnswerLog(path, IDENTITY) as log:
         assert log.requests == {("p/1", turn, "T=0"): request(turn) for turn in (0, 1)}
-    assert [file.name for file in tmp_path.iterdir()] == ["answers.jsonl"]
+    # What a stranger wrote is set aside, and no process's log any more.
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["answers.5.before.jsonl", "answers.jsonl"]
     with AnswerLog(path, IDENTITY, process=1) as second:
         assert len(second.requests) == 2
 

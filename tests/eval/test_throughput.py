@@ -72,6 +72,7 @@ def test_the_crossing_is_between_the_sizes_where_the_gain_turns_into_a_loss() ->
     assert crossing([point(1, 1.5), point(2, 1.2)]) is None
     assert crossing([point(1, 0.9), point(2, 0.8)]) is None
     assert crossing([point(1, 0.9), point(2, 1.1), point(4, 0.9)]) == pytest.approx(3.0)
+    assert crossing([point(1, 1.2), point(2, 0.9), point(4, 1.1)]) is None, "it does not stay below 1"
 
 
 def test_the_command_prints_a_table_and_a_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

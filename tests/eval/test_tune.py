@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 def folder(tmp_path: Path) -> Path:
     """A recipe that says nothing of the tree, with a random head in its place."""
     path = write_recipe(tmp_path)
-    text = path.read_text().replace("depth: 3", "depth: null").replace("budget: 6", "budget: null")
+    text = path.read_text().replace("\n  depth: 3", "\n  depth: null").replace("budget: 6", "budget: null")
     path.write_text(text.replace("top_k: 2", "top_k: null"))
     rows = [{"question_id": i, "turns": [f"hello to the cat {i}"]} for i in range(6)]
     (tmp_path / "tuning.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -173,20 +173,28 @@ def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_
     assert harness.evaluate(recipe)["identity"] != first["identity"]
 
 
-def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evaluation_leaves(folder: Path) -> None:
+def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evaluation_leaves(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from eagle.chat import prompt_ids
     from eagle.data.prepare import load_prepared, prepare
     from eagle.eval.tune_prompts import tuning_prompts
 
     recipe = recipe_in(folder, "--tune.prompts=[]", "--eval.limit=1", "--data.validation_fraction=0.3")
     target = Target.from_config(recipe.target)
-    with pytest.raises(EagleError, match=r"there are 1 prompts to tune with"):  # two prompts, of which one is evaluated
+    with pytest.raises(EagleError, match=r"there are 0 prompts to tune with \(0 are not evaluated"):  # two, of one text
         tuning_prompts(recipe, target)
     evaluated = dataclasses.replace(recipe.eval, prompts=(str(folder / "tuning.jsonl"),), limit=2)
     left = tuning_prompts(dataclasses.replace(recipe, eval=evaluated), target)
     every = [prompt_ids(target.tokenizer, [{"role": "user", "content": f"hello to the cat {i}"}]) for i in range(6)]
     assert len(left) == 4
     assert all(ids in every for ids in left)
+    # Named prompts that are evaluated too are left out, whatever their ids.
+    named = dataclasses.replace(evaluated, prompts=(str(folder / "copy.jsonl"),))
+    (folder / "copy.jsonl").write_text((folder / "tuning.jsonl").read_text())
+    both = dataclasses.replace(recipe.tune, prompts=(str(folder / "tuning.jsonl"),))
+    assert tuning_prompts(dataclasses.replace(recipe, eval=named, tune=both), target) == left
+    assert "2 of tune.prompts are evaluated too and left out" in capsys.readouterr().err
     prepare(recipe)
     held_out = tuning_prompts(recipe, target)
     data, _ = load_prepared(recipe.data_dir)

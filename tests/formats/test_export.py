@@ -17,7 +17,7 @@ from eagle.formats.compare import difference
 from eagle.formats.read import read_head
 from eagle.formats.registry import EXPORTED, FORMATS
 from eagle.formats.target_facts import TargetFacts
-from eagle.formats.write import export_head, write_export
+from eagle.formats.write import drop_idle_bias, export_head, write_export
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.vocab import DraftVocabulary
 from tests.tiny import save_tiny_target
@@ -197,6 +197,38 @@ def test_eagle3_for_speculators(target: TargetFacts, tmp_path: Path) -> None:
     assert torch.equal(made.tensors["embed_tokens.weight"], embeddings_VH.bfloat16())
 
 
+def test_trtllm_is_started_with_a_local_file_whose_folder_may_be_on_the_hub(target: TargetFacts) -> None:
+    head = make_head("eagle3", target)
+    here = export_head(head, FORMATS["trtllm"], target, folder="F", verifier="a/b").serve
+    assert here == "trtllm-serve a/b --backend pytorch --extra_llm_api_options F/trtllm.yaml"
+    made = export_head(head, FORMATS["trtllm"], target, folder="owner/name", uploaded=True, verifier="a/b")
+    assert made.serve.splitlines() == [
+        "hf download owner/name trtllm.yaml --local-dir .",
+        "trtllm-serve a/b --backend pytorch --extra_llm_api_options trtllm.yaml",
+    ]
+    assert yaml.safe_load(made.options or "")["speculative_config"]["speculative_model"] == "owner/name"
+
+
+def test_a_zero_fc_bias_is_dropped_and_another_kept(target: TargetFacts, tmp_path: Path) -> None:
+    head = make_head("eagle1", target, fc_bias=True)
+    drop_idle_bias(head)
+    assert head.config.fc_bias  # type: ignore[attr-defined]
+    torch.nn.init.zeros_(head.fc.bias)
+    drop_idle_bias(head)
+    assert "fc.bias" not in head.state_dict()
+    for to in ("vllm", "sglang", "reference"):
+        exported(head, to, target, tmp_path / to)
+        assert difference(head, read_head(tmp_path / to).head, target.tokens).weights == 0
+
+
+def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) -> None:
+    head = make_head("eagle1", target, target_identity={"model": "/home/me/model", "vocab_size": V})
+    made = export_head(head, FORMATS["vllm"], target, folder="F", verifier="owner/model")
+    assert made.sidecar["target_identity"] == {"model": "owner/model", "vocab_size": V}
+    made = export_head(head, FORMATS["vllm"], target, folder="F")
+    assert made.sidecar["target_identity"]["model"] == "/home/me/model"
+
+
 @pytest.mark.parametrize(
     ("to", "version", "config", "message"),
     [
@@ -209,6 +241,19 @@ def test_eagle3_for_speculators(target: TargetFacts, tmp_path: Path) -> None:
         ("reference", "eagle3", {"mlp_bias": True}, "no biases in the MLP"),
         ("speculators", "eagle1", {}, "export it --to vllm"),
         ("trtllm", "eagle1", {}, "export it --to reference"),
+        ("trtllm", "eagle3", {"aux_layers": [4]}, "makes an fc for two layers"),
+        ("reference", "eagle1", {"head_dim": 16}, "head dim is hidden size / heads = 8, this head's 16"),
+        ("reference", "eagle3", {"attention_bias": True}, "no q/k/v biases"),
+        *(
+            (
+                "reference",
+                version,
+                {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}},
+                f"reads no RoPE scaling {kind}, only default",
+            )
+            for version in ("eagle1", "eagle3")
+            for kind in ("linear", "dynamic")
+        ),
         (
             "reference",
             "eagle3",

@@ -1,8 +1,10 @@
 """`eagle export` as a user meets it: the folder, the card, the command, the hub."""
 
+import copy
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +24,11 @@ from tests.tiny import save_tiny_target
 
 TRAINING = {
     "step": 7,
-    "metrics": {"val_tau": 1.234567},
+    "metrics": {"val_tau": 1.234567, "val_agreement": [0.2, 0.1, 0.1, None, None]},
     "recipe": {
         "target": {"model": "x", "revision": "abc123"},
         "data": {"sources": ["/home/somebody/chats.jsonl", "owner/data", "shipped:mt_bench"], "max_len": 512},
+        "features": {"more_stores": ["/home/somebody/more/features"]},
         "train": {"epochs": 2, "lr": 0.001},
         "head": {"version": "eagle1", "draft_vocab_size": None},
     },
@@ -71,12 +74,14 @@ def test_the_card_tells_data_recipe_results_target_and_checks(
     identity = Target.from_pretrained(str(target), device="cpu").identity()
     serve = f'vllm serve owner/model --speculative-config \'{{"method": "eagle", "model": "{out}", '
     for told in (
-        serve,
+        serve.replace(f"{out.parent}/", ""),
+        f"loaded as {target.name}",
         "sources: chats.jsonl, owner/data, shipped:mt_bench",
+        "and those of 1 more feature stores",
         "revision: abc123",
         str(identity["weights_sha256"]),
         "- lr: 0.001",
-        "val_tau: 1.235",
+        "estimated tau of a chain of 5 drafts, on the validation data: 1.235",
         "| EAGLE-2 tree | 12.5 | 80.0 | 9 ms | 2.50 |",
         "Measured on Some CPU, 2 cores, no GPU",
         "largest weight difference 0, largest logit difference 0 ",
@@ -85,6 +90,10 @@ def test_the_card_tells_data_recipe_results_target_and_checks(
     ):
         assert told in card
     assert "/home/somebody" not in card
+    assert str(tmp_path) not in card
+    assert str(target) not in card
+    assert json.loads((out / "eagle_export.json").read_text())["target_identity"]["model"] == "owner/model"
+    assert "no hub id" not in printed
     assert serve in printed
     assert load_head(out).version == "eagle1"
     assert main(command) == 2
@@ -113,6 +122,40 @@ def test_results_of_another_head_do_not_get_into_the_card(
     assert "is not JSON" in capsys.readouterr().err
 
 
+def test_a_target_that_no_runtime_elsewhere_can_open_is_told(
+    head: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(head), str(out), "--to", "vllm"]) == 0
+    printed = capsys.readouterr().out
+    assert f"the target {target} is a folder of this machine, which vLLM can open here alone: give --name" in printed
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == target.name
+    assert str(target) not in card
+    assert main(["export", str(head), str(out), "--to", "vllm", "--overwrite", "--name", "package:x/y.gguf"]) == 0
+    assert "vLLM cannot open the target package:x/y.gguf, which is no hub id: give --name" in capsys.readouterr().out
+    command = ["export", str(head), str(tmp_path / "hub"), "--to", "vllm", "--push-to-hub", "owner/head"]
+    assert main(command) == 2
+    assert "give --name OWNER/MODEL" in capsys.readouterr().err
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_head_with_a_zero_fc_bias_is_exported_without_it(head: Path, tmp_path: Path) -> None:
+    config = copy.deepcopy(load_head(head).config)
+    config.fc_bias = True  # type: ignore[attr-defined]
+    biased = EagleHead(config)  # type: ignore[arg-type]
+    torch.nn.init.zeros_(biased.fc.bias)
+    save_head(biased, tmp_path / "biased")
+    for to in ("sglang", "vllm"):
+        assert main(["export", str(tmp_path / "biased"), str(tmp_path / to), "--to", to]) == 0
+
+
+def test_the_target_itself_is_not_written_over(head: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(head), str(target), "--to", "vllm", "--overwrite"]) == 2
+    assert "holds the target that is read" in capsys.readouterr().err
+    assert (target / "model.safetensors").is_file()
+
+
 def test_an_export_that_reads_back_differently_leaves_nothing(
     head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,9 +177,9 @@ def test_an_export_that_reads_back_differently_leaves_nothing(
 class Hub:
     """What HfApi does, written down."""
 
-    def __init__(self, error: Exception | None = None):
+    def __init__(self, error: Exception | None = None, *, public: bool = False, refusal: Exception | None = None):
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.error = error
+        self.error, self.public, self.refusal = error, public, refusal
 
     def create_repo(self, repo: str, **options: Any) -> str:
         if self.error is not None:
@@ -144,7 +187,12 @@ class Hub:
         self.calls.append(("create", {"repo": repo, **options}))
         return f"https://hub/{repo}"
 
+    def repo_info(self, repo: str) -> SimpleNamespace:
+        return SimpleNamespace(private=not self.public)
+
     def upload_folder(self, **options: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         files = sorted(file.name for file in Path(options["folder_path"]).iterdir())
         self.calls.append(("upload", {"repo": options["repo_id"], "files": files}))
 
@@ -157,6 +205,22 @@ def test_a_folder_is_uploaded_whole(tmp_path: Path) -> None:
         ("create", {"repo": "owner/head", "private": True, "exist_ok": True}),
         ("upload", {"repo": "owner/head", "files": ["config.json"]}),
     ]
+
+
+def test_a_private_head_is_not_uploaded_into_a_public_repository(tmp_path: Path) -> None:
+    hub = Hub(public=True)
+    with pytest.raises(EagleError, match="exists and is public, which --private does not change"):
+        push_to_hub(tmp_path, "owner/head", private=True, client=hub)
+    assert [call for call, _ in hub.calls] == ["create"]
+    push_to_hub(tmp_path, "owner/head", client=hub)
+    assert [call for call, _ in hub.calls] == ["create", "create", "upload"]
+
+
+def test_metadata_that_the_hub_refuses_is_one_message(tmp_path: Path) -> None:
+    refusal = ValueError('Invalid metadata in README.md.\n- "license" must be one of [apache-2.0]')
+    with pytest.raises(EagleError, match=r'README\.md\. - "license" must be.*--license, --name.*hf upload') as caught:
+        push_to_hub(tmp_path, "owner/head", client=Hub(refusal=refusal))
+    assert "\n" not in str(caught.value)
 
 
 class ConnectError(Exception):
@@ -193,7 +257,8 @@ def test_the_command_uploads_and_serves_from_the_repository(
 
     monkeypatch.setattr(export_cli, "push_to_hub", push)
     out = tmp_path / "out"
-    assert main(["export", str(head), str(out), "--to", "vllm", "--push-to-hub", "owner/head"]) == 0
+    named = ["--name", "owner/model", "--push-to-hub", "owner/head"]
+    assert main(["export", str(head), str(out), "--to", "vllm", *named]) == 0
     assert uploaded == [(out, "owner/head", False)]
     printed = capsys.readouterr().out
     assert '"model": "owner/head"' in printed

@@ -104,6 +104,43 @@ def test_what_was_assumed_is_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("spoilt", [{"rope_parameters": {"rope_theta": 5.0}}, {"rope_theta": -1.0}])
+def test_a_rope_base_that_is_said_wins_over_one_that_is_wrong(spoilt: dict[str, Any], tmp_path: Path) -> None:
+    config, state = folders.specforge(reference.random_state())
+    folder = folders.write(tmp_path, {**config, **spoilt}, state)
+    with pytest.raises(EagleError, match="--rope-theta"):
+        read_head(folder)
+    found = read_head(folder, overrides=Overrides(rope_theta=10000.0))
+    assert found.head.config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert found.assumptions[0] == "RoPE theta 10000 (as --rope-theta says)"
+
+
+def test_angelslims_own_default_layers_are_a_doubt_where_none_are_named(tmp_path: Path) -> None:
+    config, state = folders.angelslim(reference.random_state())
+    named = read_head(folders.write(tmp_path / "named", config, state))
+    assert not any("(L+1)//2" in line for line in named.assumptions)
+    del config["aux_hidden_states_layer_ids"]
+    found = read_head(folders.write(tmp_path / "unnamed", config, state))
+    assert (found.format.name, found.head.config.aux_layers) == ("angelslim", None)
+    assert any("c = [2, (L+1)//2, L-2]" in line for line in found.assumptions)
+
+
+class DeepSeek:
+    """A target whose layer ids SGLang reads by another rule than the common one."""
+
+    num_layers, model_type = 8, "deepseek_v3"
+
+
+@pytest.mark.parametrize("name", ["modelopt", "angelslim", "specforge"])
+def test_only_ids_meant_for_sglang_follow_its_rule_for_the_family(name: str, tmp_path: Path) -> None:
+    config, state = folders.EAGLE3[name](reference.random_state())
+    config.pop("aux_hidden_states_layer_ids", None)
+    config.setdefault("eagle_config", {})["eagle_aux_hidden_state_layer_ids"] = [0, 3, 5]
+    found = read_head(folders.write(tmp_path, config, state), target=DeepSeek())
+    assert found.format.name == name
+    assert tuple(found.head.config.aux_layers) == ((0, 3, 5) if name == "specforge" else (1, 4, 6))
+
+
 def test_speculators_without_its_residual_setting_is_asked_for_it(tmp_path: Path) -> None:
     config, state = folders.speculators(reference.random_state(), norm_before_residual=None)
     folder = folders.write(tmp_path, config, state)
@@ -277,6 +314,25 @@ def test_options_without_effect_and_folders_that_are_not_heads_are_refused(
         assert "holds the head that is read" in refused(str(source), str(holding), "--overwrite")
     assert "no head's folder" in refused(str(source), str(tmp_path / "papers"), "--overwrite")
     assert (tmp_path / "papers" / "thesis.txt").is_file()
+    model = save_tiny_target(tmp_path / "model")
+    assert "(num_hidden_layers is 3, a head has 1)" in refused(str(source), str(model), "--overwrite")
+    assert "holds the target that is read" in refused(str(source), str(model), "--overwrite", "--target", str(model))
+    (tmp_path / "papers" / "config.json").write_text("{")
+    assert "its config.json is damaged" in refused(str(source), str(tmp_path / "papers"), "--overwrite")
+    assert (model / "model.safetensors").is_file()
     assert main(["import", str(source), str(tmp_path / "out")]) == 0
     assert "have no effect" in refused(str(tmp_path / "out"), str(tmp_path / "again"), "--rope-theta", "500000")
     assert main(["import", str(source), str(tmp_path / "out"), "--overwrite"]) == 0
+    assert main(["import", str(tmp_path / "out"), str(source), "--overwrite"]) == 0, "another project's head is one too"
+
+
+@pytest.mark.parametrize("out", [".", "..", "inner/.."])
+def test_the_folder_that_one_is_in_is_not_written_over(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folders.write(tmp_path / "source", *folders.reference1(folders.eagle1_state()))
+    (tmp_path / "work" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    for command in (["import", str(source), out], ["export", str(source), out, "--to", "vllm", "--target", "x"]):
+        assert main([*command, "--overwrite"]) == 2
+        assert f"{out} is the folder that you are in, or above it" in capsys.readouterr().err

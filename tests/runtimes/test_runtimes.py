@@ -19,7 +19,7 @@ from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.lint import lint
 from eagle.target import Target
 from eagle.vocab import DraftVocabulary
-from tests.runtimes import sglang_loader, speculators_loader, vllm_loader
+from tests.runtimes import reference_loader, sglang_loader, speculators_loader, vllm_loader
 from tests.runtimes.loaded import Loaded
 from tests.tiny import VOCAB, save_tiny_target
 
@@ -29,6 +29,7 @@ RUNTIMES: dict[str, Callable[..., Loaded]] = {
     "vllm": vllm_loader.load,
     "sglang": sglang_loader.load,
     "speculators": speculators_loader.load,
+    "reference": reference_loader.load,
 }
 
 
@@ -63,8 +64,9 @@ def export(head: DraftHead, target: Target, to: str, folder: Path, *, dtype: str
 
 
 def load(runtime: str, folder: Path, head: DraftHead, target: Target) -> Loaded:
-    method = {"method": "eagle" if head.version == "eagle1" else "eagle3"} if runtime == "vllm" else {}
-    return RUNTIMES[runtime](folder, target_layers=LAYERS, lm_head_VH=target.tokens.lm_head_VH, **method)
+    eagle3 = head.version == "eagle3"
+    told = {"vllm": {"method": "eagle3" if eagle3 else "eagle"}, "reference": {"eagle3": eagle3}}.get(runtime, {})
+    return RUNTIMES[runtime](folder, target_layers=LAYERS, lm_head_VH=target.tokens.lm_head_VH, **told)
 
 
 @torch.inference_mode()
@@ -90,10 +92,12 @@ CASES = [
     ("eagle1", "vllm", {"attention_bias": True}),
     ("eagle1", "sglang", {}),
     ("eagle1", "sglang", {"fc_bias": True}),
+    *(("eagle1", "reference", one) for one in ({}, {"reduced": False}, {"fc_bias": True}, {"attention_bias": True})),
     *(
         ("eagle3", runtime, overrides)
         for runtime in RUNTIMES
         for overrides in ({}, {"reduced": False}, {"aux_layers": [1, 4, 6]}, {"head_dim": 16})
+        if not (runtime == "reference" and "aux_layers" in overrides)
     ),
     ("eagle3", "vllm", {"norm_before_residual": True}),
     ("eagle3", "speculators", {"norm_before_residual": True}),
@@ -158,6 +162,20 @@ def test_the_loaders_follow_the_runtimes_where_folders_are_wrong(target: Target,
     loaded = load("sglang", folder, eagle1, target)
     assert (loaded.unfilled, loaded.skipped) == (["model.fc.bias"], ["stray"])
     assert not bool(chains(loaded, target).isfinite().any())
+    folder = export(eagle1, target, "reference", tmp_path / "reference1")
+    spoil(folder, add={"layers.0.self_attn.q_proj.bias": torch.ones(32)})
+    assert load("reference", folder, eagle1, target).skipped == ["layers.0.self_attn.q_proj.bias"]
+    spoil(folder, rope_scaling={"rope_type": "linear", "factor": 2.0, "type": "linear"})
+    with pytest.raises(ValueError, match="two fields"):
+        load("reference", folder, eagle1, target)
+    wide = make_head("eagle1", target, head_dim=16)
+    folder = export(wide, target, "vllm", tmp_path / "wide")
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        load("reference", folder, wide, target)
+    folder = export(eagle3, target, "reference", tmp_path / "reference3")
+    spoil(folder, add={"midlayer.self_attn.q_proj.bias": torch.ones(32)}, qkv_bias=True, drop="norm.weight")
+    loaded = load("reference", folder, eagle3, target)
+    assert (loaded.skipped, loaded.unfilled) == (["midlayer.self_attn.q_proj.bias"], ["norm.weight"])
     folder = export(eagle3, target, "speculators", tmp_path / "speculators")
     values = json.loads((folder / "config.json").read_text())
     del values["norm_before_residual"]
