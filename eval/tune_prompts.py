@@ -27,8 +27,8 @@ def tuning_prompts(recipe: Recipe, target: Target) -> list[list[int]]:
     chosen = [fitting[place * len(fitting) // count] for place in range(count)] if count else []
     if len(chosen) < FEWEST:
         raise EagleError(
-            f"there are {len(chosen)} prompts to tune with ({len(found)} are not evaluated, {len(found) - len(fitting)} of them too "
-            f"long), expected {FEWEST} or more; name others in tune.prompts (your own, or shipped:NAME), or lower eval.limit"
+            f"there are {len(chosen)} prompts to tune with ({len(found)} are not evaluated, {len(found) - len(fitting)} of them "
+            f"too long), expected {FEWEST} or more; name others in tune.prompts (your own, or shipped:NAME), or lower eval.limit"
         )
     return chosen
 
