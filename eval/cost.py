@@ -273,15 +273,17 @@ def measure_proposals(
 ) -> dict[int, tuple[Timing, int, int]]:
     """By batch size: milliseconds of the decoder's own proposals, and their largest tree's nodes and levels."""
     found = {}
-    for batch in sorted(set(batches)):
-        samples: list[list[float]] = []
-        nodes, levels = 1, 0
-        for rows in states(prompts, batch):
-            standing = Standing(decoder, rows, setting, room=64)
-            tree = standing.propose()
-            nodes, levels = max(nodes, tree.nodes), max(levels, int(tree.depths_BN.max()))
-            samples.append(_timed({0: standing.proposing}, decoder, repeats)[0])
-        found[batch] = (Timing.of(samples), nodes, levels)
+    with ProgressBar("proposals", total=len(set(batches)), unit="batch sizes", quiet=len(set(batches)) == 1) as bar:
+        for batch in sorted(set(batches)):
+            samples: list[list[float]] = []
+            nodes, levels = 1, 0
+            for rows in states(prompts, batch):
+                standing = Standing(decoder, rows, setting, room=64)
+                tree = standing.propose()
+                nodes, levels = max(nodes, tree.nodes), max(levels, int(tree.depths_BN.max()))
+                samples.append(_timed({0: standing.proposing}, decoder, repeats)[0])
+            found[batch] = (Timing.of(samples), nodes, levels)
+            bar.advance(1)
     return found
 
 
@@ -319,8 +321,9 @@ def resized(tree: DraftTree, nodes: int) -> DraftTree:
 
 
 def states(prompts: Sequence[Item], batch: int) -> Iterator[list[Item]]:
-    """Batches of prompts, spread evenly over all of them: as many as there are prompts for, up to STATES."""
-    count = max(1, min(STATES, len(prompts) // batch))
+    """Batches of prompts, spread evenly over all of them: as many as there are prompts for, up to STATES, fewer of large batches,
+    which hold several prompts each."""
+    count = max(1, min(STATES, len(prompts) // batch, 2 * STATES // batch))
     for state in range(count):
         first = state * len(prompts) // count
         yield [prompts[(first + row) % len(prompts)] for row in range(batch)]

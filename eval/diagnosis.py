@@ -35,6 +35,7 @@ RAISE_ACCEPTANCE = {
     "(decode.depth), or train a head",
 }
 DRAFT_FASTER = {
+    "tuned": "draft from fewer tokens (head.draft_vocab_size)",
     "ngram": "look up fewer continuations (decode.ngram_continuations, decode.ngram_max)",
     "model": "draft fewer levels (decode.depth, decode.level_cost), or take a smaller draft model",
 }

@@ -26,7 +26,7 @@ from eagle.eval.statistics import falls_through_one, paired_ratio
 from eagle.target import Target
 
 CONTEXTS = 12
-"""Prompts (with the first half of their answers) that costs are timed behind, or twice the largest batch."""
+"""Prompts (with the first half of their answers) that costs are timed behind, at least the largest batch."""
 
 DEFINITIONS = {
     "predicted": "tau_trimmed * (target_ms(1 node a row) + host of a plain step) / (draft + target(n) + host), target timed "
@@ -151,7 +151,7 @@ def _of_setting(
     main = main_method({"methods": names})
     decoder = methods[main].decoder
     assert decoder is not None
-    contexts = _contexts(target, requests, prompts, count=max(CONTEXTS, 2 * max(batches)))
+    contexts = _contexts(target, requests, prompts, count=max(CONTEXTS, *batches))
     sizes = {name: max(1, round(Fit.of([r.answers[name] for r in fitted]).nodes)) for name in names}
     grid = sorted({*(n for n in NODES if n <= 2 * max(16, sizes[main])), *sizes.values()})
     costs = measure_target(decoder, contexts, setting=setting, batches=[1], nodes=grid)
