@@ -222,7 +222,7 @@ def measure_target(
     """
     sizes = sorted({1, *nodes})
     costs = {}
-    with ProgressBar("costs", total=len(set(batches)), unit="batch sizes") as bar:
+    with ProgressBar("costs", total=len(set(batches)), unit="batch sizes", quiet=not batches) as bar:
         for batch in sorted(set(batches)):
             samples: dict[int, list[list[float]]] = {size: [] for size in sizes}
             for rows in states(prompts, batch):
