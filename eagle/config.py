@@ -215,7 +215,8 @@ class EvalConfig:
     alternately."""
     ledger: Literal["on", "off"] = "on"
     """The cost ledger: after the requests, the parts of a cycle are timed by nodes (and by eval.batches), the speed-up is
-    predicted from them and held against the measured one, and what holds it back is named. Seconds per setting."""
+    predicted from them and held against the measured one, and what holds it back is named. Up to minutes per setting on a CPU,
+    more with every size of eval.batches."""
     seed: int = 0
     """Seed of the requests' noise and of the bootstrap intervals."""
 

@@ -103,8 +103,8 @@ def ledger(
 ) -> dict[str, Any] | None:
     """The body of results.json's `ledger`; None where no method drafts.
 
-    throughput: results.json's, the measured points of the curve against batch size. It times the target: some seconds per
-    sampling setting, and per batch size.
+    throughput: results.json's, the measured points of the curve against batch size. It times the target: up to minutes per
+    sampling setting on a CPU, and more with every batch size.
     """
     entries = []
     for setting in settings:
