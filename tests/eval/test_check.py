@@ -109,6 +109,17 @@ def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(r
     assert out.stats[0].nodes > 4 * out.stats[0].verify_steps
 
 
+@pytest.mark.parametrize("drafter", ["eagle2", "static", "chain", "ngram"])
+def test_every_drafter_is_checked_with_its_tree_left_open(recipe: Recipe, tmp_path: Path, drafter: str) -> None:
+    left_open = [f"--decode.{key}=null" for key in ("budget", "top_k", "depth")]
+    asked = read_recipe(
+        tmp_path / "recipe.yaml", [*left_open, f"--decode.drafter={drafter}", "--eval.max_new_tokens=6"]
+    )
+    assert check.check_exact(asked)
+    lines = [json.loads(line) for line in (asked.eval_dir / "exactness.jsonl").read_text().splitlines()[1:]]
+    assert all(line["answers"]["drafted"]["tokens"] for line in lines)
+
+
 def test_a_rule_without_that_promise_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(EagleError, match=r"rejection.*does not promise"):
         check.check_exact(read_recipe(tmp_path / "recipe.yaml", ["--decode.rule", "rejection"]))
