@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle.errors import EagleError
@@ -71,7 +72,8 @@ def lint(options: argparse.Namespace) -> int:
     from eagle.formats.files import head_folder
     from eagle.lint import lint
 
-    report = lint(head_folder(options.head), runtime=options.runtime, target=_target(options.target))
+    folder = head_folder(options.head)
+    report = lint(folder, runtime=options.runtime, target=_target(options.target, options.head, folder))
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -79,10 +81,11 @@ def lint(options: argparse.Namespace) -> int:
     return 0 if report.sound else 1
 
 
-def _target(model: str | None) -> "TargetConfig | None":
-    from eagle.config import TargetConfig
+def _target(model: str | None, head: str, folder: Path) -> "TargetConfig | None":
+    """The target as it was loaded for the head's training, where the head's papers say so."""
+    from eagle.formats.target_facts import settings_as_trained
 
-    return None if model is None else TargetConfig(model=model)
+    return None if model is None else settings_as_trained(model, folder, trusted=Path(head).is_dir())
 
 
 def _print(report: "Report") -> None:

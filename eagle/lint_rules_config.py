@@ -14,6 +14,10 @@ _ARCHITECTURES: dict[tuple[Runtime, Version], tuple[str, ...]] = {
     ("speculators", "eagle3"): ("Eagle3Speculator", "Eagle3DraftModel"),
 }
 
+_OTHER_RUNTIME = (
+    "serve this head with vLLM or SGLang (eagle export HEAD OUT --to vllm), or train it without RoPE scaling"
+)
+
 
 @rule("architectures", "the class name under which the runtime finds the head's code")
 def architectures(look: Look) -> Iterator[Found]:
@@ -214,7 +218,32 @@ def rope_spelling(look: Look) -> Iterator[Found]:
             severity="silently wrong",
             evidence=f"rope_parameters has rope_type {kind!r}, rope_scaling is missing",
             effect=f"{look.name} reads rope_scaling: positions are rotated without scaling",
-            remedy="write the scaling into rope_scaling too",
+            remedy="write the scaling into rope_scaling too" if look.runtime == "sglang" else _OTHER_RUNTIME,
+        )
+
+
+@rule("rope-scaling", "a scaling that the runtime computes otherwise", runtimes=("reference",))
+def rope_scaling(look: Look) -> Iterator[Found]:
+    scaling = look.head.layer.get("rope_scaling")
+    if scaling is None:
+        return
+    known = (
+        isinstance(scaling, dict) and set(scaling) == {"type", "factor"} and scaling["type"] in ("linear", "dynamic")
+    )
+    factor = scaling["factor"] if known else None
+    if not (isinstance(factor, float) and factor > 1):
+        yield Found(
+            severity="breaks",
+            evidence=f"rope_scaling is {scaling}",
+            effect='its config class takes exactly a "type", linear or dynamic, and a "factor", a float above 1',
+            remedy=_OTHER_RUNTIME,
+        )
+    elif look.head.theta not in (None, DEFAULT_THETA):
+        yield Found(
+            severity="silently wrong",
+            evidence=f"rope_scaling is {scaling}, theta {look.head.theta:g}",
+            effect=f"{look.name} rotates with {DEFAULT_THETA:g} wherever there is a scaling",
+            remedy=_OTHER_RUNTIME,
         )
 
 

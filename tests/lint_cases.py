@@ -127,6 +127,11 @@ def _theta_nowhere(values: Values, state: State) -> None:
     del values["rope_theta"], values["rope_parameters"]
 
 
+def _scaled_theta(values: Values, state: State) -> None:
+    values["rope_scaling"], values["rope_theta"] = {"type": "linear", "factor": 2.0}, 500000.0
+    del values["rope_parameters"]
+
+
 def _biased_queries(values: Values, state: State) -> None:
     """As EAGLE-1's code would take it."""
     values["qkv_bias"] = True
@@ -171,6 +176,8 @@ DEFECTS = [
         ("rope-theta", "warning", "vllm", "eagle3", _theta_nowhere),
         ("rope-spelling", "silently wrong", "sglang", "eagle3", _set(rope_theta=500000.0)),
         ("rope-spelling", "silently wrong", "sglang", "eagle1", _set(rope_theta=None, rope_parameters={"rope_theta": 5e5})),
+        ("rope-scaling", "breaks", "reference", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0})),
+        ("rope-scaling", "silently wrong", "reference", "eagle1", _scaled_theta),
         ("positions", "warning", "vllm", "eagle1", _set(max_position_embeddings=64)),
         ("config-bias", "silently wrong", "vllm", "eagle1", _set(bias=True)),
         ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: [2, 4, 8]})),

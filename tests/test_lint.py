@@ -228,6 +228,20 @@ def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor
         assert list(layer_convention(look)) != [], family
 
 
+def test_the_target_is_opened_as_the_heads_papers_say(
+    embedding: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    monkeypatch.setattr("eagle.lint.read_target", lambda config, *, embedding: opened.append(config.revision))
+    folder = write(tmp_path / "head", *sound("eagle1", "vllm", embedding))
+    for revision in ("abc", None):
+        (folder / "training.json").write_text(
+            json.dumps({"recipe": {"target": {"model": "a/b", "revision": revision}}})
+        )
+        cli.main(["lint", str(folder), "--for", "vllm", "--target", "a/b"])
+    assert opened == ["abc", None]
+
+
 def test_the_command_prints_a_table_or_json_and_its_exit_code_tells(
     embedding: torch.Tensor, target: TargetConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

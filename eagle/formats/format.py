@@ -66,6 +66,8 @@ class Limits:
     """The head dim is hidden size / heads, whatever config.json says."""
     three_layers: bool = True
     """EAGLE-3: looks at exactly three layers; else at two or more: with one there is nothing to fuse, and no fc."""
+    embedding_layer: bool = True
+    """EAGLE-3: may look at the embeddings (c = 0)."""
     default_layers: bool = False
     """EAGLE-3: looks at [2, L//2, L-3], whatever config.json says."""
     embed_tokens: bool = False

@@ -1,8 +1,9 @@
 """TensorRT-LLM's PyTorch backend: EAGLE-3 folders with the reference's names, options in a YAML file beside them.
 
 Its loader takes midlayer.* and layers.0.*; the layers captured are an option (`eagle3_layers_to_capture`, c - 1; default
-{1, L//2 - 1, L - 4}), not read from the folder, and it makes an fc only where they are several. The older TensorRT engines
-convert the reference's EAGLE-1 folders (examples/eagle/convert_checkpoint.py --eagle_model_dir).
+{1, L//2 - 1, L - 4}), not read from the folder (-1 never names the embeddings), and it makes an fc only where they are
+several. The older TensorRT engines convert the reference's EAGLE-1 folders (examples/eagle/convert_checkpoint.py
+--eagle_model_dir).
 """
 
 from eagle.formats.format import Format, HeadFiles, Limits
@@ -29,6 +30,7 @@ TRTLLM = Format(
             attention_bias="qkvo",
             mlp_bias=True,
             three_layers=False,
+            embedding_layer=False,
         )
     },
     unsupported={

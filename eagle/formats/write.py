@@ -176,6 +176,10 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
             found.append(f"it fuses three layers of the target, this head {len(head.aux_layers)} (train with three)")
         elif not limits.three_layers and len(head.aux_layers) < 2:
             found.append("it makes an fc for two layers of the target or more, this head fuses one (train with more)")
+        elif 0 in head.aux_layers and not limits.embedding_layer:
+            found.append(
+                f"it cannot look at the embeddings, this head looks at {list(head.aux_layers)}: 0 are they (export it --to vllm)"
+            )
         elif limits.default_layers and not _is_default(head, target):
             found.append(
                 f"it always looks at [2, L//2, L-3], this head at {list(head.aux_layers)} (export it --to sglang or vllm)"

@@ -242,6 +242,7 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
         ("speculators", "eagle1", {}, "export it --to vllm"),
         ("trtllm", "eagle1", {}, "export it --to reference"),
         ("trtllm", "eagle3", {"aux_layers": [4]}, "makes an fc for two layers"),
+        ("trtllm", "eagle3", {"aux_layers": [0, 2, 3]}, "cannot look at the embeddings"),
         ("reference", "eagle1", {"head_dim": 16}, "head dim is hidden size / heads = 8, this head's 16"),
         ("reference", "eagle3", {"attention_bias": True}, "no q/k/v biases"),
         *(
