@@ -1,6 +1,7 @@
 """Reading conversations: every shape, every odd row of the fixtures, and files that are broken as a whole."""
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -275,18 +276,30 @@ def test_unreachable_hub_id_is_an_error_that_names_it(monkeypatch: pytest.Monkey
         list(read_rows(source))
 
 
-def test_shipped_conversations_are_whole_licensed_and_answered() -> None:
-    path = shipped_files()["smollm2_responses"]
-    assert path.stat().st_size < 300_000
+SHIPPED = {"smollm2_responses": 1113, "smollm2_regenerated": 560, "smollm2_more": 5859}
+
+
+@pytest.mark.parametrize(("name", "count"), SHIPPED.items())
+def test_shipped_conversations_are_whole_licensed_and_answered(name: str, count: int) -> None:
+    path = shipped_files()[name]
+    assert path.stat().st_size < 1_500_000
     assert path.read_bytes()[4:8] == bytes(4), "gzip mtime must be 0"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in (path.parent / "LICENSES.md").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    conversations = list(read_conversations("shipped:smollm2_responses"))
-    assert len(rows) == len(conversations) == 1113
+    conversations = list(read_conversations(f"shipped:{name}"))
+    assert len(rows) == len(conversations) == count
     assert all(r["license"] and not r["source"].startswith("gpteacher") for r in rows)
     assert all(isinstance(item, Conversation) and not item.is_prompt and not item.notes for item in conversations)
-    assert len({item.id for item in conversations if isinstance(item, Conversation)}) == 1113
     assert isinstance(conversations[0], Conversation)
-    assert conversations[0].origin == "shipped:smollm2_responses:1"
+    assert conversations[0].origin == f"shipped:{name}:1"
+
+
+def test_no_shipped_conversation_is_in_two_files() -> None:
+    assert {name for name in shipped_files() if name.startswith("smollm2_")} == set(SHIPPED)
+    ids = [
+        item.id for name in SHIPPED for item in read_conversations(f"shipped:{name}") if isinstance(item, Conversation)
+    ]
+    assert len(set(ids)) == len(ids) == sum(SHIPPED.values())
 
 
 def test_sharegpt_file_is_read_whole() -> None:
