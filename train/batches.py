@@ -12,6 +12,7 @@ document and the assistant's.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -102,14 +103,15 @@ class Order:
     def micro_batch(self, step: int, micro_step: int, *, micro_steps: int, process: int, processes: int) -> list[int]:
         """One process's documents in one micro-step: an even share, possibly empty in an epoch's last step.
 
-        Unpacked, a micro-step's processes get neighbours in length, so that they pad little and none waits long for
-        another; packed, every share gets long ones and short ones.
+        Unpacked, a micro-step gets neighbours in length, so that it pads little, and deals them to the processes there and
+        back (a, b, b, a, a, ...), so that none waits long for another; packed, every share gets long ones and short ones.
         """
         documents = self.step_documents(step)
-        share, shares = micro_step * processes + process, micro_steps * processes
         if self.packing == "documents":
-            return documents[share::shares]
-        return documents[share * len(documents) // shares : (share + 1) * len(documents) // shares]
+            return documents[micro_step * processes + process :: micro_steps * processes]
+        dealt = documents[micro_step * len(documents) // micro_steps : (micro_step + 1) * len(documents) // micro_steps]
+        turns = (*range(processes), *reversed(range(processes)))
+        return [document for document, turn in zip(dealt, itertools.cycle(turns), strict=False) if turn == process]
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,6 +1,6 @@
 """The order of the documents, their split into micro-steps, the alignment of a batch, and its noise."""
 
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -121,8 +121,27 @@ def test_processes_and_micro_steps_share_out_the_same_step(micro_steps: int, pro
             for m in range(micro_steps)
             for p in range(processes)
         ]
-        assert list(chain.from_iterable(shares)) == order.step_documents(step)
+        documents = order.step_documents(step)
+        assert sorted(chain.from_iterable(shares)) == sorted(documents)
         assert max(map(len, shares)) <= -(-8 // (micro_steps * processes))
+        lengths = [order.lengths[number] for number in documents]
+        micro = [
+            [order.lengths[n] for n in chain.from_iterable(shares[m * processes : (m + 1) * processes])]
+            for m in range(micro_steps)
+        ]
+        assert list(chain.from_iterable(sorted(m, reverse=True) for m in micro)) == lengths  # neighbours in length
+
+
+def test_no_process_waits_long_for_another() -> None:
+    order = Order(
+        documents=tuple(range(64)), lengths=tuple(10 + n * n % 97 for n in range(64)), global_batch=16, seed=1
+    )
+    for step, processes in product(range(4), (2, 4)):
+        documents = order.step_documents(step)
+        shares = [order.micro_batch(step, 0, micro_steps=1, process=p, processes=processes) for p in range(processes)]
+        tokens = [sum(order.lengths[number] for number in share) for share in shares]
+        longest, shortest = order.lengths[documents[0]], order.lengths[documents[-1]]
+        assert max(tokens) - min(tokens) <= longest - shortest  # neighbours dealt in blocks: several times that
 
 
 def test_noise_is_uniform_and_a_function_of_seed_step_and_document() -> None:
