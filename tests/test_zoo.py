@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from eagle import cli, demo
 from eagle.checkpoint import head_hash, load_head, save_head
-from eagle.config import DecodeConfig, Recipe, read_recipe
+from eagle.config import DecodeConfig, Recipe, as_dict, read_recipe
+from eagle.data.sources import shipped_files
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.files import write_json
+from eagle.files import sha256_file, write_json
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.zoo import catalogue, pack
@@ -246,6 +248,19 @@ def test_what_is_shipped_loads_is_small_and_tells_no_folders() -> None:
         for file in packed.folder.iterdir():
             if file.suffix != ".safetensors":
                 assert not re.search(r'"(/|~)[\w.-]+/', file.read_text(encoding="utf-8")), file
+
+
+def test_the_shipped_head_is_what_its_recipe_makes_of_the_shipped_conversations() -> None:
+    packed, made = zoo_head(demo.SHIPPED), read_recipe(demo.RECIPE.with_name("smollm2-135m.yaml"))
+    assert packed.training_tokens is not None
+    assert packed.training_tokens >= 1_000_000
+    assert packed.tau["T=0"] >= 2.0
+    (data,) = json.loads((packed.folder / "data.json").read_text(encoding="utf-8"))
+    learnt = {source["source"]: source["sha256"] for source in data["sources"]}
+    assert learnt == {name: sha256_file(shipped_files()[name.removeprefix("shipped:")]) for name in made.data.sources}
+    recipe = yaml.safe_load((packed.folder / "recipe.yaml").read_text(encoding="utf-8"))
+    assert (recipe["head"], recipe["data"]) == (as_dict(made)["head"], as_dict(made)["data"])
+    assert {**recipe["train"], "batch_size": made.train.batch_size} == as_dict(made)["train"]  # shared out by processes
 
 
 @pytest.mark.real
