@@ -19,6 +19,7 @@ from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.store import FeatureStore
 from eagle.files import clear_leftovers, write_json
 from eagle.heads import DraftHead
+from eagle.memory import release_free_memory
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, full_state, run, selection
 from eagle.train.batches import Layout, MicroBatches, Order, steps
@@ -36,6 +37,9 @@ from eagle.train.store_check import check_store
 from eagle.train.tau_plot import write_tau
 from eagle.train.trackers import Trackers
 from eagle.vocab import DraftTokens
+
+RELEASE_EVERY = 25
+"""Optimiser steps between releases of freed memory, on CPUs."""
 
 
 def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
@@ -118,6 +122,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
                 _save(training)
             if stopped_early:
                 break
+            if accelerator.device.type == "cpu" and training.progress.step % RELEASE_EVERY == 0:
+                release_free_memory()
             clock = time.monotonic()
     if stopped_early:
         say(
