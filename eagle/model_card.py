@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from eagle.formats.format import VERSION_NAMES, Format, Version
+from eagle.train_config import GLOBAL_BATCH
 
 _TRAIN = (
     *("epochs", "max_steps", "lr", "schedule", "warmup_steps", "batch_size", "gradient_accumulation", "precision"),
@@ -153,6 +154,9 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
     if not train:
         return ["not recorded"]
     found = [f"{key}: {train[key]}" for key in _TRAIN if train.get(key) is not None]
+    identity = training.get("identity")
+    if isinstance(identity, Mapping) and GLOBAL_BATCH in identity:
+        found += [f"documents a step: {identity[GLOBAL_BATCH]} (batch_size x gradient_accumulation x processes)"]
     found += [f"head.{key}: {_last(head[key])}" for key in _HEAD if head.get(key) not in (None, False)]
     metrics = training.get("metrics")
     if isinstance(metrics, Mapping):

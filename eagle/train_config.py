@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Literal
 
+GLOBAL_BATCH = "train.batch_size x train.gradient_accumulation x processes"
+"""Under this name a run's identity holds the documents of an optimiser step."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:

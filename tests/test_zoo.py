@@ -18,6 +18,7 @@ from eagle.errors import EagleError
 from eagle.files import sha256_file, write_json
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from eagle.train_config import GLOBAL_BATCH
 from eagle.zoo import catalogue, pack
 from eagle.zoo.catalogue import zoo_head, zoo_names
 from tests.recipes import write_recipe
@@ -47,8 +48,10 @@ def trained(recipe: Recipe, made: tuple[Recipe, Target], tmp_path_factory: pytes
         "recipe": {
             "data": {"sources": ["/home/me/talk.jsonl"]},
             "features": {"more_stores": [str(another / "features")]},
+            "train": {"batch_size": 3},
         },
         "learnt_from": {"documents": 5, "tokens": 2000, "supervised_tokens": 1234},
+        "identity": {GLOBAL_BATCH: 12},
         "step": 3,
     }
     save_head(EagleHead(config), recipe.head_dir, extra=extra)
@@ -94,6 +97,7 @@ def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trai
     tuned = json.loads((zoo / "tiny-one" / "tuned.json").read_text())
     assert tuned == {"machines": [{"engine": "eager", "prompts": "q.jsonl"}]}
     assert "5 documents of 2,000 tokens, 1,234 of them supervised" in (zoo / "tiny-one" / "README.md").read_text()
+    assert "batch_size: 3\n- documents a step: 12 (" in (zoo / "tiny-one" / "README.md").read_text()
     assert "/home/me" not in papers
     assert "base_model: someone/tiny" in (zoo / "tiny-one/README.md").read_text()
 

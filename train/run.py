@@ -22,6 +22,7 @@ from eagle.loading import load_config
 from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order, seeded_generator
 from eagle.train.full_state import is_spread
+from eagle.train_config import GLOBAL_BATCH
 from eagle.vocab import DraftVocabulary
 
 # Keys of a recipe's `train` section that a resumed run may change: they touch no weight. (batch_size and
@@ -218,7 +219,7 @@ def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) 
     return {
         **{f"head.{key}": value for key, value in as_dict(recipe.head).items()},
         **{f"train.{key}": value for key, value in train.items()},
-        "train.batch_size x train.gradient_accumulation x processes": order.global_batch,
+        GLOBAL_BATCH: order.global_batch,
         "features (their target and data)": fingerprint,
     }
 
