@@ -178,7 +178,7 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
             found.append("it makes an fc for two layers of the target or more, this head fuses one (train with more)")
         elif 0 in head.aux_layers and not limits.embedding_layer:
             found.append(
-                f"it cannot look at the embeddings, this head looks at {list(head.aux_layers)}: 0 are they (export it --to vllm)"
+                f"it cannot look at the embeddings, this head does (0 of {list(head.aux_layers)}; export it --to vllm)"
             )
         elif limits.default_layers and not _is_default(head, target):
             found.append(
