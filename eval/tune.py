@@ -7,9 +7,11 @@ published, and the fastest is kept in tuned.json beside the head.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -66,6 +68,8 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
     loaded = load_head(recipe.head_dir if head is None else head)
     folder = loaded.folder
     assert folder is not None
+    with _writing_explained(folder), TemporaryFile(dir=folder):
+        pass  # now, not after ten minutes of measuring
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     target.use_engine(recipe.decode.engine)
     prompts = tuning_prompts(recipe, target)
@@ -105,13 +109,8 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
             "batches": found,
         },
     )
-    try:
+    with _writing_explained(folder):
         path = write_tuned(folder, tuned)
-    except OSError as error:
-        raise EagleError(
-            f"tuned.json cannot be written into {folder} ({error.strerror}); copy the head to a folder of your own and tune it "
-            "there (--head)"
-        ) from error
     console.print(
         f"tune: {path} holds the choice for {tuned.hardware}, engine {tuned.engine}, {tuned.dtype}: decoding with this head "
         "takes it wherever decode.budget, top_k, depth and level_cost are left open",
@@ -126,6 +125,18 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
             soft_wrap=True,
         )
     return tuned
+
+
+@contextmanager
+def _writing_explained(folder: Path) -> Iterator[None]:
+    """Raises EagleError for a head's folder that cannot be written, such as a read-only installation's."""
+    try:
+        yield
+    except OSError as error:
+        raise EagleError(
+            f"tuned.json cannot be written into {folder} ({error.strerror}); copy the head to a folder of your own and tune it "
+            "there (--head)"
+        ) from error
 
 
 def _check(recipe: Recipe) -> None:

@@ -143,10 +143,15 @@ def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_b
     tuning.tune(recipe_in(folder, "--decode.budget=8"))
     assert "itself gives a tree" in capsys.readouterr().err
 
-    def full(*args: object) -> Path:
+    def full(*args: object, **options: object) -> Path:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tuning, "write_tuned", full)
+    with monkeypatch.context() as late:
+        late.setattr(tuning, "write_tuned", full)
+        with pytest.raises(EagleError, match=r"Read-only file system\); copy the head"):
+            tuning.tune(recipe_in(folder))
+    monkeypatch.setattr(tuning, "TemporaryFile", full)
+    monkeypatch.setattr(tuning.Target, "from_config", lambda *args: pytest.fail("began to measure"))
     with pytest.raises(EagleError, match=r"Read-only file system\); copy the head"):
         tuning.tune(recipe_in(folder))
 
