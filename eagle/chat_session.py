@@ -51,6 +51,7 @@ class Turn:
         parts = [f"{stats.new_tokens} tokens", f"{stats.tokens_per_second:.1f} tok/s"]
         if stats.attempts_per_depth:
             parts.append(f"tau {stats.tau:.2f}")
+            parts += [f"tree {stats.tree}"] if stats.tree else []
             parts.append(f"{drafted} drafted ({100 * drafted / max(stats.new_tokens, 1):.0f}%)")
         parts.append(f"TTFT {self.first_token_ms / 1e3:.2f} s")
         end = "stopped by you" if self.interrupted else f"ended by {stats.finish_reason}"

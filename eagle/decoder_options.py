@@ -48,7 +48,10 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
         help="how forwards run (default: the recipe's, or eager). compiled: packed matrices on a CPU, float32; "
         "cudagraph: captured graphs on one GPU. Trees of eagle tune hold for the engine they were tuned with",
     )
-    tree = parser.add_argument_group("draft tree", "default: the recipe's, or the published one")
+    tree = parser.add_argument_group(
+        "draft tree",
+        "default: the recipe's, or the one tuned for this machine and engine (eagle tune), or the published one",
+    )
     tree.add_argument("--tree-budget", type=int, metavar="N", help="nodes per verification, the root included")
     tree.add_argument("--tree-top-k", type=int, metavar="K", help="children per node and nodes per level")
     tree.add_argument("--tree-depth", type=int, metavar="D", help="levels below the root")

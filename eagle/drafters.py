@@ -110,7 +110,7 @@ def make_drafter(
     if decode.drafter == "model":
         shape = _shape(decode, rule, depth=_depth(decode))
         by_model = ModelDrafter(_load_draft_model(decode, draft_model, target), target, shape)
-        by_model.tree_source = source
+        by_model.tree_source = f"{source}: {shape}"
         return by_model
     if head is None:
         raise EagleError(f'the drafter "{decode.drafter}" needs a draft head; give its folder, zoo name or hub id')
@@ -127,7 +127,7 @@ def make_drafter(
     if decode.engine == "cudagraph":
         static = StaticForward(layers=1, device=target.device, capture=target.capture)
     drafter = HeadDrafter(loaded, target.tokens, shape, static=static)
-    drafter.tree_source = source
+    drafter.tree_source = f"{source}: {shape}"
     tuned = _tuned(loaded, target, rule, asked)
     return drafter if tuned is None else TunedDrafter(drafter, tuned)
 

@@ -17,6 +17,14 @@ from eagle.level_drafter import LevelDrafter, pick
 from eagle.tree import DraftTree, best_connected
 
 
+def tree_words(*, budget: int, top_k: int, depth: int, level_cost: float = 0.0) -> str:
+    """A tree's sizes as they are told to readers."""
+    cost = f", level cost {level_cost:g}" if level_cost else ""
+    if top_k == 1:
+        return f"chain of {min(depth, budget - 1)}{cost}"
+    return f"{budget} nodes, top-k {top_k}, {depth} level{'s' * (depth != 1)}{cost}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DynamicTree:
     """A TreeShape. top_k = 1 gives a chain. Raises EagleError for a number out of its range."""
@@ -42,6 +50,9 @@ class DynamicTree:
                 f"decode.level_cost is {self.level_cost}, expected accepted tokens, from 0 (always the full depth) to 1 (the "
                 "most that a level can add)"
             )
+
+    def __str__(self) -> str:
+        return tree_words(budget=self.budget, top_k=self.top_k, depth=self.depth, level_cost=self.level_cost)
 
     @property
     def widest(self) -> int:

@@ -241,6 +241,7 @@ def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
     """The card's results, and what is to say about those that were not taken. Only results of this very head count."""
     from eagle.checkpoint import head_hash
     from eagle.eval.results import RESULTS, load_results
+    from eagle.model_card import results_section
 
     places = [folder, folder.parent / "eval"] if asked is None else [_folder_of(Path(asked))]
     for place in places:
@@ -253,7 +254,7 @@ def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
                 raise
             return None, [f"left out of the card: {error}"]
         if (result.get("head") or {}).get("sha256") == head_hash(folder):
-            return _results_markdown(result), []
+            return results_section(result), []
         if asked is None:
             return None, [f"{place / RESULTS} is of another head: left out of the card"]
         raise EagleError(
@@ -264,23 +265,3 @@ def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
 
 def _folder_of(path: Path) -> Path:
     return path.parent if path.name == "results.json" else path
-
-
-def _results_markdown(result: dict[str, Any]) -> str:
-    from eagle.eval.results import HEADINGS, headline, method_rows
-
-    lines = []
-    for setting, body in result["settings"].items():
-        rows = method_rows(body)
-        lines += [f"{headline(result, setting)}:", ""]
-        lines += ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
-        lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
-    hardware = result["hardware"]
-    gpus = ", ".join(hardware["gpus"]) or "no GPU"
-    lines += [
-        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}; "
-        + ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers"))
-        + f"; {result['created']}. tau: accepted draft tokens + 1 per verification; over HF, over plain: speed-up, median of "
-        "paired ratios with its 95% interval."
-    ]
-    return "\n".join(lines)

@@ -24,7 +24,7 @@ from eagle.vocab import DraftTokens
 
 
 class TreeShape(Protocol):
-    """Decides which nodes are expanded and which are kept."""
+    """Decides which nodes are expanded and which are kept. str(): its sizes, in words."""
 
     @property
     def widest(self) -> int:

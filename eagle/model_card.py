@@ -46,6 +46,8 @@ class Card:
     serve: str
     needs: str | None = None
     """What must be installed for that, a sentence."""
+    advice: str | None = None
+    """What else a user of `serve` should know, a paragraph."""
     draft_tokens: int | None
     """Of a reduced vocabulary."""
     aux_layers: Sequence[int]
@@ -72,7 +74,7 @@ def model_card(card: Card) -> str:
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n",
         f"# {name} draft head for {card.target}\n\n{_intro(card)}",
-        "\n\n".join([_heading(card), *([card.needs] if card.needs else []), f"```\n{card.serve}\n```"]),
+        "\n\n".join(filter(None, (_heading(card), card.needs, f"```\n{card.serve}\n```", card.advice))),
         "## Target\n\n" + _bullets(_target(card)),
         "## Data\n\n" + _bullets(_data(card)),
         "## Recipe\n\n" + _bullets(_recipe(card.training)),
@@ -95,8 +97,9 @@ def _intro(card: Card) -> str:
     }[card.version]
     words = "" if card.draft_tokens is None else f" over the {card.draft_tokens:,} most frequent tokens"
     return (
-        f"A draft head for speculative decoding: it proposes tokens that the target verifies, so the text is the target's "
-        f"own, sooner. It {what}{words}. {card.weights:,} weights, {card.dtype}. Made with eagle-draft-toolkit."
+        "A draft head for speculative decoding: it proposes tokens that the target verifies, so the text is the target's own and "
+        f"comes sooner where enough drafts are accepted. It {what}{words}. {card.weights:,} weights, {card.dtype}. Made with "
+        "eagle-draft-toolkit."
     )
 
 
@@ -165,7 +168,7 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
         drafts = f"{len(depths)} drafts" if isinstance(depths, list) else "drafts"
         words = {
             "val_top1_agreement": "val_top1_agreement",
-            "val_tau": f"estimated tau of a chain of {drafts}, on the validation data",
+            "val_tau": f"estimated tau of a chain of {drafts}, on held-out conversations of the training mixture",
         }
         found += [f"{words[key]}: {metrics[key]:.3f}" for key in words if isinstance(metrics.get(key), float)]
     return found
@@ -179,7 +182,35 @@ def _unverified(format: Format) -> list[str]:
 
 def _licence(card: Card) -> str:
     named = "None was named when the head was exported" if card.license is None else card.license
-    return f"{named}. The target's licence and the training data's apply to what was made of them."
+    shipped = any(str(source).startswith("shipped:") for source in _sources(card))
+    where = (
+        "; those of the shipped conversations, CC-BY-SA among them, stand in data/shipped/LICENSES.md"
+        if shipped
+        else ""
+    )
+    return f"{named}. The target's licence and the training data's apply to what was made of them{where}."
+
+
+def results_section(result: Mapping[str, Any]) -> str:
+    """Markdown of an evaluation (`eagle.eval.results.load_results`): every method's figures, trees and the hardware."""
+    from eagle.eval.results import HEADINGS, headline, markdown_table, method_rows, trees_line
+
+    lines: list[str] = []
+    for setting, body in result["settings"].items():
+        lines += [f"{headline(result, setting)}:", "", *markdown_table(HEADINGS, method_rows(body)), ""]
+        trees = trees_line(body)
+        lines += [] if trees is None else [f"{trees[:1].upper()}{trees[1:]}.", ""]
+    hardware = result["hardware"]
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    named = [f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers")]
+    engine = result["recipe"]["decode"].get("engine")
+    lines.append(
+        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}"
+        f"{'' if engine is None else f', engine {engine}'}; {', '.join(named)}; commit "
+        f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: accepted draft tokens + 1 per verification; "
+        "over HF, over plain: speed-up, median of paired ratios with its 95% interval."
+    )
+    return "\n".join(lines)
 
 
 def section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle.attention import TreeStep
+from eagle.dynamic_tree import tree_words
 from eagle.errors import EagleError
 from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention.reference import own_bits
@@ -38,6 +39,9 @@ class SampledTree:
         for name in ("budget", "top_k", "depth"):
             if getattr(self, name) < 1:
                 raise EagleError(f"decode.{name} is {getattr(self, name)}, expected 1 or more")
+
+    def __str__(self) -> str:
+        return f"sampled {tree_words(budget=self.budget, top_k=self.top_k, depth=self.depth)}"
 
     @property
     def levels(self) -> int:

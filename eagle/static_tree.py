@@ -115,6 +115,9 @@ class StaticTree:
     def depth(self) -> int:
         return len(self._levels)
 
+    def __str__(self) -> str:
+        return "EAGLE-1's static tree" if self.paths == PUBLISHED else f"static tree of {len(self.paths) + 1} nodes"
+
     @property
     def widest(self) -> int:
         return max(self._most_of_root, *(level.most for level in self._levels))

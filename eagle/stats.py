@@ -84,8 +84,9 @@ class DecodeStats:
     """Whether that rule leaves the target's distribution as it is; False: the text is not a sample of the target's."""
 
     tree: str = ""
-    """Where the draft tree's sizes come from: "given" (decode.*), "published" (the defaults), or "tuned: ..." with the tree that
-    tuned.json holds for such a batch ("tuned: no drafting" where that was the fastest); "": plain, or a drafter without."""
+    """The draft tree, and where its sizes come from: "given: 8 nodes, top-k 4, 3 levels" (decode.*), "published: ..." (the
+    defaults), "tuned: ..." (tuned.json, for such a batch; "tuned: no drafting" where that was the fastest); "": plain, or a
+    drafter without."""
     nodes: int = 0
     """Tree nodes verified, roots (and a batch's padding) included, over all verify steps."""
     kernels: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)

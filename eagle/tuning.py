@@ -13,10 +13,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from eagle.dynamic_tree import tree_words
 from eagle.engine import Engine
 from eagle.environment import hardware
 from eagle.errors import EagleError
 from eagle.files import write_json
+from eagle.static_tree import StaticTree
 
 FILE = "tuned.json"
 FORMAT = 1
@@ -40,11 +42,8 @@ class TreeSettings:
         if self.drafter == "none":
             return "no drafting"
         if self.drafter == "static":
-            return "EAGLE-1's static tree"
-        cost = f", level cost {self.level_cost:g}" if self.level_cost else ""
-        if self.top_k == 1:
-            return f"chain of {min(self.depth, self.budget - 1)}{cost}"
-        return f"{self.budget} nodes, top-k {self.top_k}, {self.depth} level{'s' * (self.depth != 1)}{cost}"
+            return str(StaticTree())
+        return tree_words(budget=self.budget, top_k=self.top_k, depth=self.depth, level_cost=self.level_cost)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

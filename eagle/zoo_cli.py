@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle.errors import EagleError
+
+if TYPE_CHECKING:
+    from eagle.zoo.catalogue import ZooHead
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +48,22 @@ def _list(options: argparse.Namespace) -> None:
         print(f"{name}   {kind} head, {head.bytes / 1e6:.1f} MB, {head.licence}")
         print(f"    target           {head.target.get('model')}")
         print(f"    training tokens  {'not recorded' if head.training_tokens is None else f'{head.training_tokens:,}'}")
-        print(
-            f"    tau              {', '.join(f'{tau:.2f} ({at})' for at, tau in head.tau.items()) or 'not measured'}"
-        )
+        for line in _measured(head):
+            print(f"    measured         {line}")
         print(f"    papers           {head.folder}")
+
+
+def _measured(head: "ZooHead") -> list[str]:
+    """A line for each method and setting that was measured."""
+    lines = []
+    for method in head.results.get("methods", {}).values():
+        for setting, found in method.items():
+            speed = found["over_plain"]
+            faster = (
+                "" if speed is None else f", {speed['median']:.2f}x plain [{speed['low']:.2f}, {speed['high']:.2f}]"
+            )
+            lines.append(f"{setting}: tau {found['tau']:.2f}{faster} ({found['trees'] or 'trees not recorded'})")
+    return [*lines, f"on {head.results['hardware']}, {head.results['prompts']} prompts"] if lines else ["no"]
 
 
 def _add(options: argparse.Namespace) -> None:

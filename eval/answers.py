@@ -36,7 +36,7 @@ class Answer:
     nodes: int = 0
     """Tree nodes verified over all verify steps, the roots included."""
     tree: str = ""
-    """Where the tree's sizes come from (DecodeStats.tree)."""
+    """The tree, and where its sizes come from (DecodeStats.tree)."""
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0

@@ -106,14 +106,14 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", ""]
     for setting, body in result["settings"].items():
         method = main_method(body)
-        lines += [f"## {headline(result, setting)}", "", *_markdown_table(HEADINGS, method_rows(body)), ""]
+        lines += [f"## {headline(result, setting)}", "", *markdown_table(HEADINGS, method_rows(body)), ""]
         lines += [f"### {label_of(method)}, by category", ""]
-        lines += [*_markdown_table(CATEGORY_HEADINGS, category_rows(body, method)), ""]
+        lines += [*markdown_table(CATEGORY_HEADINGS, category_rows(body, method)), ""]
         lines += [*(f"- {line}" for line in notes(body)), ""]
     lines += [*(f"- {line}" for line in footnotes(result)), ""]
     if result.get("record"):
         lines += ["## Record table", "", "Inter-token latency: p50, in milliseconds.", ""]
-        lines += [*_markdown_table(RECORD_HEADINGS, record_rows(result["record"])), ""]
+        lines += [*markdown_table(RECORD_HEADINGS, record_rows(result["record"])), ""]
     lines += ["## Measured on", ""]
     hardware, target, head = result["hardware"], result["target"], result["head"]
     gpus = ", ".join(hardware["gpus"]) or "none"
@@ -132,6 +132,17 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def trees_of(method: Mapping[str, Any]) -> str:
+    """The trees that a method drafted, in words; "": none, or none recorded."""
+    return " and ".join(method.get("trees", ()))
+
+
+def trees_line(body: Mapping[str, Any]) -> str | None:
+    """The trees that a setting's methods drafted."""
+    drafted = {label_of(name): trees for name, method in body["methods"].items() if (trees := trees_of(method))}
+    return "trees: " + "; ".join(f"{label} ({trees})" for label, trees in drafted.items()) if drafted else None
 
 
 def headline(result: Mapping[str, Any], setting: str) -> str:
@@ -204,8 +215,9 @@ def record_rows(record: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def notes(body: Mapping[str, Any]) -> list[str]:
-    """A setting's errors, acceptance, time split and divergences, a line each."""
+    """A setting's errors, trees, acceptance, time split and divergences, a line each."""
     lines = [f"ERROR: {error}" for error in body["errors"]]
+    lines += [trees for trees in [trees_line(body)] if trees is not None]
     main = main_method(body)
     row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
     if row["tau"] is not None:
@@ -306,6 +318,6 @@ def rich_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
     return table
 
 
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]

@@ -101,19 +101,21 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
         stats = decoder.generate(IDS, max_new_tokens=6, do_sample=False).stats[0]
         return stats.tree, stats.nodes / stats.verify_steps
 
-    assert source()[0] == "published"
+    whole = "60 nodes, top-k 10, 6 levels"
+    assert source()[0] == f"published: {whole}"
     write_tuned(folder, tuned(choice(SMALL)))
     assert source() == ("tuned: 4 nodes, top-k 2, 2 levels", 4.0)
-    assert source(budget=5) == ("given", 5.0)
-    assert source(depth=1)[0] == "given"
-    assert source(level_cost=0.0)[0] == "published"
-    assert source(drafter="chain")[0] == "published"
-    assert source(rule="rejection")[0] == "published"
-    assert source(children="top")[0] == "published"
+    assert source(budget=5) == ("given: 5 nodes, top-k 10, 6 levels", 5.0)
+    assert source(depth=1)[0] == "given: 60 nodes, top-k 10, 1 level"
+    assert source(level_cost=0.0)[0] == f"published: {whole}"
+    assert source(drafter="chain")[0] == "published: chain of 6"
+    assert source(drafter="static")[0] == "published: EAGLE-1's static tree"
+    assert source(rule="rejection")[0] == f"published: sampled {whole}"
+    assert source(children="top")[0] == f"published: {whole}"
     decoder = SpeculativeDecoder.from_pretrained(target, load_head(folder), decode=DecodeConfig())
     assert isinstance(decoder.drafter, TunedDrafter), "a loaded head knows where it was read"
     monkeypatch.setattr(tuning, "machine_name", lambda device: "another machine")
-    assert source()[0] == "published"
+    assert source()[0] == f"published: {whole}"
 
 
 def test_what_was_tuned_for_another_engine_is_not_taken(folder: Path, target: Target) -> None:

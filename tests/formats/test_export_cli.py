@@ -81,7 +81,7 @@ def test_the_card_tells_data_recipe_results_target_and_checks(
         "revision: abc123",
         str(identity["weights_sha256"]),
         "- lr: 0.001",
-        "estimated tau of a chain of 5 drafts, on the validation data: 1.235",
+        "estimated tau of a chain of 5 drafts, on held-out conversations of the training mixture: 1.235",
         "| EAGLE-2 tree | 12.5 | 80.0 | 9 ms | 2.50 |",
         "Measured on Some CPU, 2 cores, no GPU",
         "largest weight difference 0, largest logit difference 0 ",
