@@ -81,7 +81,7 @@ def check_fits(head: DraftHead, target: Any) -> None:
             "train one for this target"
         )
     if isinstance(head, Eagle3Head):
-        head.bind(target.num_layers)
+        head.bind(target.num_layers, family=target.model_type)
     embeddings, head.embed_tokens_VH = head.embed_tokens_VH, None
     if embeddings is not None:
         own = target.tokens.embedding_VH

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from eagle.config import HeadConfig
 from eagle.errors import EagleError
+from eagle.formats.layer_ids import sglang_applied
 from eagle.heads import Attend, DraftHead, DraftHeadConfig, GatedMLP, HeadAttention
 from eagle.token_layers import TokenLayers
 from eagle.vocab import DraftTokens
@@ -87,6 +88,8 @@ class Eagle3Head(DraftHead):
         self.midlayer = _MidLayer(config)
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(size, rows, bias=False)
+        self.sglang_ids: list[int] | None = None
+        """Layer ids of a file that only SGLang's rule for the target's family turns into layers: `bind` does."""
         self.post_init()
 
     @property
@@ -96,8 +99,13 @@ class Eagle3Head(DraftHead):
             raise EagleError("the head's config names no aux layers; bind it to its target first (Eagle3Head.bind)")
         return tuple(self.config.aux_layers)
 
-    def bind(self, num_layers: int) -> None:
-        """Settles the layers it looks at, for a target of num_layers. Raises EagleError when that has not got them."""
+    def bind(self, num_layers: int, *, family: str = "llama") -> None:
+        """Settles the layers it looks at, for a target of num_layers and that model_type.
+
+        Raises EagleError when it has not got them.
+        """
+        if self.sglang_ids is not None:
+            self.config.aux_layers, self.sglang_ids = sglang_applied(self.sglang_ids, family, num_layers), None
         if self.config.aux_layers is None:
             self.config.aux_layers = list(default_aux_layers(num_layers))
         check_aux_layers(self.aux_layers, num_layers, where="the head's aux_layers")

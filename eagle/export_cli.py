@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle.errors import EagleError
+from eagle.import_cli import add_trust
 
 if TYPE_CHECKING:
     from eagle.formats.target_facts import TargetFacts
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="MODEL", help="the head's target (default: the one recorded in it); the fit is checked"
     )
+    add_trust(parser)
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the weights (default: bfloat16)")
     parser.add_argument(
         "--name",
@@ -66,10 +68,11 @@ def export(options: argparse.Namespace) -> None:
     """Checks, writes, reads back, prints what was lost and how to serve it."""
     from eagle.checkpoint import check_fits
     from eagle.formats.format import VERSION_NAMES
+    from eagle.formats.own import OWN
     from eagle.formats.read import read_head
     from eagle.formats.registry import format_named
     from eagle.formats.write import drop_idle_bias, export_head, write_export
-    from eagle.import_cli import refuse_existing, target_facts
+    from eagle.import_cli import check_lm_head, refuse_existing, target_facts
 
     out = Path(options.out)
     if options.speculative_tokens < 1:
@@ -86,9 +89,11 @@ def export(options: argparse.Namespace) -> None:
     unnamed = _not_public(name, format.title, given=options.name is not None)
     if unnamed is not None and options.push_to_hub is not None:
         raise EagleError(f"{unnamed}: files for the hub need its name there; give --name OWNER/MODEL")
-    target = target_facts(str(model), options.head, read.files.folder)
+    target = target_facts(str(model), read.files.folder, trust_remote_code=options.trust_remote_code)
     head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
     check_fits(head, target)
+    if "lm_head.weight" in read.carried:
+        check_lm_head(read.carried["lm_head.weight"], target)
     drop_idle_bias(head)
     made = export_head(
         head,
@@ -110,7 +115,8 @@ def export(options: argparse.Namespace) -> None:
 
     write_export(made, out, finish=finish)
     print(f"{out}: {VERSION_NAMES[head.version]} head for {made.format.title}, {options.dtype}")
-    for line in (*verified, *made.notes, *skipped):
+    read_as = [f"read as {read.format.title}: {line}" for line in read.assumptions if read.format is not OWN]
+    for line in (*read_as, *verified, *made.notes, *skipped):
         print(f"  {line}")
     if unnamed is not None:
         print(f"  {unnamed}: give --name OWNER/MODEL, its name on the hub")
@@ -175,11 +181,18 @@ def _verify(head: "DraftHead", folder: Path, target: "TargetFacts", dtype: str) 
     """Reads the files back, strictly, and compares. Raises EagleError when a weight differs from the rounded one."""
     from copy import deepcopy
 
+    from eagle.checkpoint import check_fits
     from eagle.formats.compare import STEPS, TOKENS, difference
     from eagle.formats.read import read_head
     from eagle.formats.write import DTYPES as TORCH_DTYPES
 
     again = read_head(folder, target=target).head
+    check_fits(again, target)
+    if again.aux_layers != head.aux_layers:
+        raise EagleError(
+            f"the exported files read back for the layers {list(again.aux_layers)} instead of {list(head.aux_layers)}: this is a "
+            "defect of the export, please report it"
+        )
     rounded = deepcopy(head).to(TORCH_DTYPES[dtype])
     stored = difference(rounded, again, target.tokens)
     exact = difference(head, again, target.tokens)

@@ -3,23 +3,30 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; what was written there replaces `path` when the block ends well.
 
-    The bytes are on disk (fsync) before the rename. When the block raises, the temporary file is removed.
+    The bytes are on disk (fsync) before the rename. When the block raises, the temporary file is removed; a write that the
+    safetensors library reports to have failed is an OSError, as any other's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
+        with _system_errors(path):
+            yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -40,7 +47,8 @@ def atomic_dir(path: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
+        with _system_errors(path):
+            yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
                 with open(file, "rb") as handle:
@@ -57,6 +65,18 @@ def atomic_dir(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _system_errors(path: Path) -> Iterator[None]:
+    """Makes an OSError of what safetensors raises when the system refuses a write: its own class is none."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def clear_leftovers(folder: Path, names: str) -> None:

@@ -1,6 +1,7 @@
 """`eagle import`: another project's head becomes a folder of this one; what was assumed is said."""
 
 import argparse
+import glob
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="the head's target (as eagle generate --target): checks the fit, settles layers",
     )
+    add_trust(parser)
     parser.add_argument("--format", metavar="NAME", help="what the files are, where the detection is wrong")
     parser.add_argument("--revision", metavar="REV", help="the hub revision of SOURCE (branch, tag or commit)")
     parser.add_argument(
@@ -32,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Declares --trust-remote-code. A head's papers are no reason to run code: whoever made the folder wrote them."""
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the target's own code, where its repository has some"
+    )
 
 
 _EPILOG = """\
@@ -55,7 +64,8 @@ def import_head(options: argparse.Namespace) -> None:
     format = None if options.format is None else format_named(options.format)
     target = None
     if options.target is not None:
-        target = target_facts(options.target, options.source, head_folder(options.source, options.revision))
+        folder = head_folder(options.source, options.revision)
+        target = target_facts(options.target, folder, trust_remote_code=options.trust_remote_code)
     told = options.norm_before_residual
     overrides = Overrides(rope_theta=options.rope_theta, norm_before_residual=None if told is None else told == "true")
     read = read_head(options.source, revision=options.revision, format=format, target=target, overrides=overrides)
@@ -87,7 +97,7 @@ def write_imported(
         head.embed_tokens_VH = read.carried.get("embed_tokens.weight")
         check_fits(head, target)
         if "lm_head.weight" in read.carried:
-            _check_lm_head(read.carried["lm_head.weight"], target)
+            check_lm_head(read.carried["lm_head.weight"], target)
         for name in read.carried:
             say(f"  {name} equals the target's: left out")
         if head.config.target_identity is None:  # the name and shapes; that the weights are those nobody can tell
@@ -113,8 +123,11 @@ def write_imported(
 def refuse_existing(out: Path, *, head: str, target: str | None, overwrite: bool) -> None:
     """Raises EagleError for a folder that holds something and was not given up, or must not be: it is replaced as a whole.
 
-    head, target: what is read, which may lie in folders.
+    head, target: what is read, which may lie in folders. A folder that a killed command had renamed aside is put back first.
     """
+    from eagle.files import clear_leftovers
+
+    clear_leftovers(out.parent, glob.escape(out.name))
     if out.is_file():
         raise EagleError(f"{out} is a file, expected a folder to write; name another")
     if _lies_in(out, Path.cwd()):
@@ -156,17 +169,18 @@ def _no_head(folder: Path) -> str | None:
     return f"num_hidden_layers is {layers}, a head has 1"
 
 
-def target_facts(model: str, head: str, folder: Path) -> "TargetFacts":
-    """What head files need to know of a target, from its config, loaded as the head's training loaded it.
+def target_facts(model: str, folder: Path, *, trust_remote_code: bool) -> "TargetFacts":
+    """What head files need to know of a target, from its config, loaded as the training of the head in `folder` loaded it.
 
-    head: as the user named it; folder: where it lies. Raises EagleError when there is no such model.
+    Raises EagleError when there is no such model.
     """
     from eagle.formats.target_facts import TargetFacts, settings_as_trained
 
-    return TargetFacts(settings_as_trained(model, folder, trusted=Path(head).is_dir(), device="cpu"))
+    return TargetFacts(settings_as_trained(model, folder, trust_remote_code=trust_remote_code, device="cpu"))
 
 
-def _check_lm_head(weight_VH: Any, target: "TargetFacts") -> None:
+def check_lm_head(weight_VH: Any, target: "TargetFacts") -> None:
+    """Raises EagleError when an EAGLE-1 head's file carries another lm_head than its target's: it would be dropped."""
     import torch
 
     own_VH = target.tokens.lm_head_VH

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle.errors import EagleError
+from eagle.import_cli import add_trust
 
 if TYPE_CHECKING:
     from eagle.config import TargetConfig
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="MODEL", help="also hold it against this target: folder, hub id, .gguf file"
     )
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--rules", action="store_true", help="list the rules and stop")
     parity = parser.add_argument_group("parity", "needs --target")
@@ -73,7 +75,7 @@ def lint(options: argparse.Namespace) -> int:
     from eagle.lint import lint
 
     folder = head_folder(options.head)
-    report = lint(folder, runtime=options.runtime, target=_target(options.target, options.head, folder))
+    report = lint(folder, runtime=options.runtime, target=_target(options.target, folder, options.trust_remote_code))
     if options.json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
@@ -81,11 +83,11 @@ def lint(options: argparse.Namespace) -> int:
     return 0 if report.sound else 1
 
 
-def _target(model: str | None, head: str, folder: Path) -> "TargetConfig | None":
+def _target(model: str | None, folder: Path, trust_remote_code: bool) -> "TargetConfig | None":
     """The target as it was loaded for the head's training, where the head's papers say so."""
     from eagle.formats.target_facts import settings_as_trained
 
-    return None if model is None else settings_as_trained(model, folder, trusted=Path(head).is_dir())
+    return None if model is None else settings_as_trained(model, folder, trust_remote_code=trust_remote_code)
 
 
 def _print(report: "Report") -> None:
@@ -137,6 +139,7 @@ def _parity(options: argparse.Namespace) -> int:
         depth=4 if options.depth is None else options.depth,
         tolerance=options.tolerance,
         formats=options.formats,
+        trust_remote_code=options.trust_remote_code,
     )
     if options.json:
         print(json.dumps(result, indent=2))

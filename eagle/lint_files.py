@@ -5,7 +5,6 @@ read from its config.json and one tensor, without loading the model.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -238,15 +237,21 @@ def _embedding(model: str, revision: str | None) -> torch.Tensor | None:
     """The embedding of a target in safetensors files; None where it is not found under a known name."""
     names, file = list(_EMBEDDINGS), _fetch(model, "model.safetensors", revision)
     index = None if file is not None else _fetch(model, "model.safetensors.index.json", revision)
+    remedy = f"fetch the target {model} again"
     if index is not None:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = [name for name in names if name in weight_map]
+        weight_map = read_object(index, remedy=remedy).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise EagleError(f"{index} has no weight_map (tensor: file); {remedy}")
+        names = [name for name in names if isinstance(weight_map.get(name), str)]
         file = _fetch(model, weight_map[names[0]], revision) if names else None
     if file is None:
         return None
-    with safe_open(file, framework="pt") as tensors:
-        name = next((name for name in names if name in tensors.keys()), None)  # noqa: SIM118
-        return None if name is None else tensors.get_tensor(name)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            name = next((name for name in names if name in tensors.keys()), None)  # noqa: SIM118
+            return None if name is None else tensors.get_tensor(name)
+    except BROKEN as error:
+        raise EagleError(f"{file} cannot be read ({reason(error)}); {remedy}") from error
 
 
 def _fetch(model: str, name: str, revision: str | None) -> Path | None:

@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
+from eagle.formats.rope import scaling_of
+from eagle.formats.sglang import QWEN2_EAGLE
 from eagle.lint_files import DEFAULT_THETA
 from eagle.lint_rules import Found, Look, Runtime, Version, rule
 
 _ARCHITECTURES: dict[tuple[Runtime, Version], tuple[str, ...]] = {
-    ("vllm", "eagle1"): ("EagleLlamaForCausalLM", "LlamaForCausalLM"),
-    ("vllm", "eagle3"): ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM"),
-    ("sglang", "eagle1"): ("LlamaForCausalLMEagle",),
+    ("vllm", "eagle1"): ("EagleLlamaForCausalLM", "LlamaForCausalLM", "EagleMistralForCausalLM"),
+    ("vllm", "eagle3"): (
+        *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM"),
+        *("Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
+    ),
+    ("sglang", "eagle1"): ("LlamaForCausalLMEagle", QWEN2_EAGLE, "MistralForCausalLMEagle"),
     ("sglang", "eagle3"): ("LlamaForCausalLMEagle3",),
     ("speculators", "eagle3"): ("Eagle3Speculator", "Eagle3DraftModel"),
 }
@@ -199,7 +204,8 @@ def rope_spelling(look: Look) -> Iterator[Found]:
         yield Found(
             severity="silently wrong",
             evidence=f"rope_theta is {old:g}, rope_parameters.rope_theta {new:g}",
-            effect="transformers 5 reads rope_parameters, SGLang and transformers 4 read rope_theta: one of them rotates wrongly",
+            effect="transformers 5 reads rope_parameters (or rope_scaling, where that is there), SGLang and transformers 4 read "
+            "rope_theta: one of them rotates wrongly",
             remedy=both,
         )
     elif old is None and new is not None and float(new) != DEFAULT_THETA:
@@ -219,6 +225,13 @@ def rope_spelling(look: Look) -> Iterator[Found]:
             evidence=f"rope_parameters has rope_type {kind!r}, rope_scaling is missing",
             effect=f"{look.name} reads rope_scaling: positions are rotated without scaling",
             remedy="write the scaling into rope_scaling too" if look.runtime == "sglang" else _OTHER_RUNTIME,
+        )
+    if rope and isinstance(scaling, dict) and scaling and scaling_of(rope) != scaling_of(scaling):
+        yield Found(
+            severity="silently wrong",
+            evidence=f"rope_scaling is {scaling}, rope_parameters {rope}: two different scalings",
+            effect="transformers and SGLang take rope_scaling, other loaders rope_parameters, `eagle import` refuses both",
+            remedy="write the scaling of the training into both",
         )
 
 

@@ -8,6 +8,7 @@ none. All of them take [2, L//2, L-3] where they find none.
 from collections.abc import Iterator
 from typing import Any
 
+from eagle.eagle3_head import LOW_MID_HIGH
 from eagle.errors import EagleError
 from eagle.formats.layer_ids import sglang_applied, sglang_ids
 from eagle.lint_files import LAYER_IDS
@@ -62,6 +63,14 @@ def layer_count(look: Look) -> Iterator[Found]:
             evidence=f"fc.weight takes {taken} states of {wide}, the ids name {count}",
             effect=f"{look.name} hands it {count} x {wide} values",
             remedy="write the ids of exactly those layers that fc was trained on",
+        )
+    elif taken != _made(look):
+        yield Found(
+            severity="breaks",
+            evidence=f"fc.weight takes {taken} states of {wide}",
+            effect=f"{look.name} makes an fc for {_made(look)}, whatever the ids: loading raises on the shape",
+            remedy="train a head that looks at three layers"
+            + (f', or write "num_aux_hidden_states": {taken}' if look.runtime == "vllm" else ""),
         )
 
 
@@ -127,6 +136,15 @@ def _used(look: Look) -> list[int] | None:
         return None
     ids = nested if look.runtime == "sglang" else top if _whole(top) or look.runtime == "speculators" else nested
     return ids if _whole(ids) else None
+
+
+def _made(look: Look) -> int:
+    """How many states the runtime makes fc for."""
+    named = look.head.config.get("num_aux_hidden_states")
+    if look.runtime in ("vllm", "sglang") and type(named) is int:
+        return named
+    nested = list(_given(look).values())[1]
+    return len(nested) if look.runtime == "vllm" and _whole(nested) else LOW_MID_HIGH
 
 
 def _sglang(layers: list[int], look: Look) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from eagle.formats.sglang import QWEN2_EAGLE
 from eagle.lint_rules import Found, Look, rule
 
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -20,7 +21,17 @@ def required(look: Look) -> set[str]:
     if version == "eagle3" and look.runtime != "speculators":
         prefix = look.head.layer_prefix if look.runtime == "vllm" else "midlayer."
     keys = {f"{prefix}{name}.weight" for name in (*_PROJECTIONS, *_MLP, *_NORMS[version])} | {"fc.weight"}
-    return keys | ({"norm.weight", "lm_head.weight"} if version == "eagle3" else set())
+    if version == "eagle1":
+        return keys
+    return keys | {"norm.weight"} | (set() if _shares_lm_head(look) else {"lm_head.weight"})
+
+
+def _shares_lm_head(look: Look) -> bool:
+    """Whether an EAGLE-3 head without lm_head.weight drafts by the target's there: one over the whole vocabulary."""
+    size = look.head.draft_vocab_size
+    return (look.runtime == "vllm" and size in (None, look.head.vocab_size)) or (
+        look.runtime == "sglang" and size is None
+    )
 
 
 def _made_biases(look: Look) -> set[str]:
@@ -32,7 +43,9 @@ def _made_biases(look: Look) -> set[str]:
     out = either
     if look.runtime == "vllm" and version == "eagle1" and "qkv_bias" in layer:
         qkv = bool(layer["qkv_bias"])
-    if look.runtime == "reference":
+    if look.runtime == "sglang" and look.head.config.get("architectures") == [QWEN2_EAGLE]:
+        qkv, out = True, False
+    elif look.runtime == "reference":
         qkv, out = version == "eagle1" and bool(layer.get("qkv_bias")), False
     elif look.runtime == "sglang" and version == "eagle3":
         qkv = False
@@ -188,11 +201,22 @@ def embed_tokens(look: Look) -> Iterator[Found]:
         if float(far) <= 1e-2 * float(own.float().abs().max()):
             return
         difference = f"it differs by up to {float(far):.3g}"
+    evidence = f"embed_tokens.weight is not that of target {look.target.name if look.target else ''}: {difference}"
+    if look.runtime in ("vllm", "speculators") and embeddings.shape == own.shape:
+        yield Found(
+            severity="warning",
+            evidence=evidence,
+            effect="vLLM keeps the head's own beside the target's: right for a head trained with an embedding of its own, wrong "
+            "for one of another model",
+            remedy="check that the target is the one that the head was trained for",
+        )
+        return
     yield Found(
         severity="silently wrong",
-        evidence=f"embed_tokens.weight is not that of target {look.target.name if look.target else ''}: {difference}",
-        effect="the head was trained for another model, or with an embedding of its own, which runtimes replace by the target's",
-        remedy="give the head its own target, or remove embed_tokens.weight when the target's is meant",
+        evidence=evidence,
+        effect=f"the head was trained for another model, or with an embedding of its own, which {look.name} replaces by the "
+        "target's",
+        remedy="give the head its own target; one with an embedding of its own is served by vLLM",
     )
 
 

@@ -132,6 +132,11 @@ class Target:
         return int(self.config.num_hidden_layers)
 
     @property
+    def model_type(self) -> str:
+        """Its family, as runtimes name it."""
+        return str(self.config.model_type)
+
+    @property
     def device(self) -> torch.device:
         return self.tokens.embedding_VH.device
 

@@ -54,6 +54,7 @@ def parity(
     depth: int = 4,
     tolerance: float | None = None,
     formats: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Compares; returns the table as plain values (`print_parity` shows it). `within`: whether all is within tolerance.
 
@@ -66,7 +67,7 @@ def parity(
         raise EagleError(f"tolerance is {tolerance}, expected 0 or a positive number such as {TOLERANCE:g}")
     loaded = load_head(head)
     assert loaded.folder is not None
-    trained = settings_as_trained(target, loaded.folder, trusted=Path(head).is_dir())
+    trained = settings_as_trained(target, loaded.folder, trust_remote_code=trust_remote_code)
     model = Target.from_config(dataclasses.replace(trained, dtype="float32"))
     facts = _facts(loaded, model, trained)
     check_fits(loaded, facts)

@@ -123,6 +123,18 @@ def _equal_vocabularies(values: Values, state: State) -> None:
     state["d2t"], state["t2d"] = torch.zeros(V, dtype=torch.int64), torch.ones(V, dtype=torch.bool)
 
 
+def _qwen2_without_biases(values: Values, state: State) -> None:
+    values |= {"architectures": ["Qwen2ForCausalLMEagle"], "model_type": "qwen2"}
+
+
+def _fused(layers: list[int]) -> Callable[[Values, State], None]:
+    def spoil(values: Values, state: State) -> None:
+        values["eagle_aux_hidden_state_layer_ids"] = layers
+        state["fc.weight"] = torch.randn(H, len(layers) * H)
+
+    return spoil
+
+
 def _theta_nowhere(values: Values, state: State) -> None:
     del values["rope_theta"], values["rope_parameters"]
 
@@ -176,7 +188,9 @@ DEFECTS = [
         ("rope-theta", "warning", "vllm", "eagle3", _theta_nowhere),
         ("rope-spelling", "silently wrong", "sglang", "eagle3", _set(rope_theta=500000.0)),
         ("rope-spelling", "silently wrong", "sglang", "eagle1", _set(rope_theta=None, rope_parameters={"rope_theta": 5e5})),
-        ("rope-scaling", "breaks", "reference", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0})),
+        ("rope-spelling", "silently wrong", "vllm", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0})),
+        ("rope-scaling", "breaks", "reference", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0}),
+         "rope-spelling"),
         ("rope-scaling", "silently wrong", "reference", "eagle1", _scaled_theta),
         ("positions", "warning", "vllm", "eagle1", _set(max_position_embeddings=64)),
         ("config-bias", "silently wrong", "vllm", "eagle1", _set(bias=True)),
@@ -185,6 +199,8 @@ DEFECTS = [
         ("layer-ids", "silently wrong", "vllm", "eagle3", _set(**{_IDS: [5, 4, 2]})),
         ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: "2,4,5"})),
         ("layer-count", "breaks", "vllm", "eagle3", _set(**{_IDS: [1, 2, 4, 5]})),
+        ("layer-count", "breaks", "vllm", "eagle3", _fused([1, 2, 4, 5])),
+        ("layer-count", "breaks", "speculators", "eagle3", _fused([2, 4])),
         ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5])),
         ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]})),
         ("layer-convention", "silently wrong", "sglang", "eagle3", _nested([1, 4, 6], **{_IDS: [1, 4, 6]})),
@@ -203,6 +219,7 @@ DEFECTS = [
         ("t2d", "warning", "speculators", "eagle3", _drop("t2d")),
         ("t2d", "warning", "speculators", "eagle3", lambda v, s: s.update(t2d=s["t2d"].long())),
         ("missing-keys", "silently wrong", "sglang", "eagle3", _drop("norm.weight")),
+        ("missing-keys", "silently wrong", "vllm", "eagle3", _drop(_LM)),
         ("missing-keys", "silently wrong", "sglang", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
         ("stray-keys", "breaks", "vllm", "eagle1", _put(layers__0__input_layernorm__weight=lambda s: torch.ones(H))),
         ("stray-keys", "warning", "sglang", "eagle3", _put(midlayer__self_attn__q_norm__weight=lambda s: torch.ones(8))),
@@ -215,10 +232,13 @@ DEFECTS = [
          _put(midlayer__self_attn__k_proj__bias=lambda s: torch.ones(16))),
         ("attention-bias", "silently wrong", "vllm", "eagle1", _set(attention_bias=True)),
         ("attention-bias", "silently wrong", "reference", "eagle3", _biased_queries),
+        ("attention-bias", "silently wrong", "sglang", "eagle1", _qwen2_without_biases),
         ("lm-head", "breaks", "vllm", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
         ("lm-head", "warning", "sglang", "eagle1", _put(lm_head__weight=lambda s: torch.ones(V, H))),
         ("embed-tokens", "silently wrong", "sglang", "eagle1", _put(embed_tokens__weight=lambda s: torch.ones(V, H))),
         ("embed-tokens", "warning", "speculators", "eagle3", _drop("embed_tokens.weight")),
+        ("embed-tokens", "warning", "vllm", "eagle3", _put(embed_tokens__weight=lambda s: torch.ones(V, H))),
+        ("embed-tokens", "silently wrong", "vllm", "eagle3", _put(embed_tokens__weight=lambda s: torch.ones(V + 1, H))),
         ("shapes", "breaks", "sglang", "eagle3", _set(num_key_value_heads=4)),
         ("shapes", "breaks", "vllm", "eagle1", _set(head_dim=16)),
         ("shapes", "breaks", "reference", "eagle1", _wide_heads),

@@ -1,9 +1,14 @@
 """Folders and files that take the place of others: whatever moment a kill comes at, the old or the new one is there."""
 
+import errno
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from eagle.files import atomic_dir, atomic_path, clear_leftovers
 
@@ -48,6 +53,37 @@ def test_a_kill_at_a_rename_loses_neither_folder(call: int, tmp_path: Path, monk
     clear_leftovers(tmp_path, "x")
     assert _text(folder) == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """The system refuses to make files larger than 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _save_weights(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        save_file({"a": torch.ones(100_000)}, temporary)
+
+
+def _save_folder(path: Path) -> None:
+    with atomic_dir(path) as temporary:
+        save_file({"a": torch.ones(100_000)}, temporary / "w.safetensors")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_weights_that_the_system_refuses_are_its_error_and_leave_the_old_ones(tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("old")
+    _replace(tmp_path / "x", "old")
+    for save, path in ((_save_weights, tmp_path / "w"), (_save_folder, tmp_path / "x")):
+        with pytest.raises(OSError, match="File too large") as caught:
+            save(path)
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert (tmp_path / "w").read_text() == _text(tmp_path / "x") == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w", "x"]
 
 
 def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,57 @@ def test_tensors_of_other_ranks_are_findings(name: str, embedding: torch.Tensor,
     for other in (torch.ones(()), torch.ones(0), torch.ones(1, 2, 3)):
         folder = write(tmp_path / "head", values, {**state, name: other})
         assert not lint(folder, runtime="reference").sound, (name, other.shape)
+
+
+def test_what_a_runtime_takes_from_the_target_need_not_be_in_the_file(embedding: torch.Tensor, tmp_path: Path) -> None:
+    """Over the whole vocabulary vLLM and SGLang draft with the target's LM head where the file has none."""
+    values, state = sound("eagle3", "vllm", embedding)
+    for name in ("d2t", "t2d", "lm_head.weight"):
+        del state[name]
+    folder = write(tmp_path / "head", {**values, "draft_vocab_size": values["vocab_size"]}, state)
+    assert found(folder, "vllm", None) == {}
+    assert found(folder, "sglang", None)["missing-keys"] == "silently wrong"
+    del values["draft_vocab_size"]
+    folder = write(tmp_path / "head", values, state)
+    assert found(folder, "vllm", None) == {}
+    assert "missing-keys" not in found(folder, "sglang", None)
+
+
+def test_the_classes_that_runtimes_have_for_other_families_are_known(embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle1", "sglang", embedding)
+    heads, rows = values["num_attention_heads"], values["head_dim"]
+    for name, count in (("q", heads), ("k", values["num_key_value_heads"]), ("v", values["num_key_value_heads"])):
+        state[f"layers.0.self_attn.{name}_proj.bias"] = torch.ones(count * rows)
+    qwen2 = {**values, "architectures": ["Qwen2ForCausalLMEagle"], "model_type": "qwen2"}
+    assert found(write(tmp_path / "qwen2", qwen2, state), "sglang", None) == {}
+    values, state = sound("eagle3", "vllm", embedding)
+    values["architectures"] = ["Eagle3Qwen3vlForCausalLM"]
+    assert found(write(tmp_path / "qwen3vl", values, state), "vllm", None) == {}
+
+
+def test_four_layers_are_right_where_vllm_is_told_their_number(embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "vllm", embedding)
+    lint_cases._fused([1, 2, 4, 5])(values, state)
+    values["num_aux_hidden_states"] = 4
+    assert found(write(tmp_path / "head", values, state), "vllm", None) == {}
+
+
+def test_a_target_whose_weights_are_damaged_is_named(
+    target: TargetConfig, embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    values, state = sound("eagle1", "vllm", embedding)
+    folder = write(tmp_path / "head", values, {**state, "embed_tokens.weight": embedding})
+    other = shutil.copytree(target.model, tmp_path / "target")
+    assert found(folder, "vllm", TargetConfig(model=str(other))) == {}
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(EagleError, match=r"model\.safetensors cannot be read"):
+        lint(folder, runtime="vllm", target=TargetConfig(model=str(other)))
+    weights.unlink()
+    for text, said in (("{", "is not valid JSON"), ("{}", "has no weight_map")):
+        (other / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(EagleError, match=said):
+            lint(folder, runtime="vllm", target=TargetConfig(model=str(other)))
 
 
 def test_a_width_that_is_no_number_is_passed_over(

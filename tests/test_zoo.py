@@ -18,6 +18,7 @@ from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.files import sha256_file, write_json
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.model_card import public
 from eagle.target import Target
 from eagle.train_config import GLOBAL_BATCH
 from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
@@ -215,6 +216,21 @@ def tuned_trees(hardware: str) -> TunedTrees:
     return TunedTrees(hardware=hardware, engine="compiled", dtype="float32", choices=choices, measured=measured)
 
 
+def test_what_a_kill_left_is_no_head_and_the_next_packing_puts_it_back(
+    recipe: Recipe, trained: Path, zoo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack.pack(trained, "tiny-one", licence="apache-2.0")
+    (zoo / "tiny-one").rename(zoo / ".tiny-one.123.old")
+    assert zoo_names() == []
+    with pytest.raises(EagleError, match="small letters"):
+        pack.pack(trained, "Tiny", licence="x")
+    pack.pack(trained, "tiny-one", licence="mit")
+    assert [folder.name for folder in zoo.iterdir()] == ["tiny-one"]
+    monkeypatch.chdir(zoo / "tiny-one")
+    decoder = SpeculativeDecoder.from_pretrained(recipe.target.model, head=".", device="cpu")
+    assert decoder.drafter is not None
+
+
 def test_what_cannot_be_packed_is_refused_and_leaves_the_old_one(
     trained: Path, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +285,11 @@ def test_what_is_shipped_loads_is_small_and_tells_no_folders() -> None:
         assert all(bool(weight.isfinite().all()) for weight in head.parameters())
         for file in packed.folder.iterdir():
             if file.suffix != ".safetensors":
-                assert not re.search(r'"(/|~)[\w.-]+/', file.read_text(encoding="utf-8")), file
+                text = file.read_text(encoding="utf-8")
+                assert public(text) == text, f"{file} tells a folder"
+        told = json.loads((packed.folder / catalogue.CARD).read_text(encoding="utf-8"))["files"]
+        held = {file.name: sha256_file(file) for file in packed.folder.iterdir() if file.name != catalogue.CARD}
+        assert told == held
 
 
 def test_the_shipped_head_is_what_its_recipe_makes_of_the_shipped_conversations() -> None:

@@ -52,6 +52,8 @@ class Limits:
 
     architecture: str
     """What config.json's `architectures` must name."""
+    biased_architecture: str | None = None
+    """The same of a head with q/k/v biases, where that is another class, with model_type qwen2; None: the same class."""
     method: str | None = None
     """What the runtime calls this kind of drafting on its command line."""
     fc_bias: Literal["no", "optional", "always"] = "no"
@@ -122,6 +124,8 @@ class Format:
     """config.json as one Llama-like object, for formats that nest it."""
     rope_theta: float = 10000.0
     """RoPE base where config.json names none."""
+    scaled_rope_theta: float | None = None
+    """RoPE base where there is a scaling, whatever config.json says; None: as without."""
     norm_before_residual: bool | None = False
     """Its meaning where config.json does not tell; None: unknown, it must."""
     derives_t2d: bool = False

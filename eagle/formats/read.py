@@ -96,7 +96,10 @@ def read_head(
         if found is not OWN:
             values = _settings(values, state, found, version, target, overrides, notes)
             _restore(values, state, files, version, notes)
+        sglang_ids = values.pop("sglang_ids", None)
         head = _blank_head(values, state, version)
+        if isinstance(head, Eagle3Head):
+            head.sglang_ids = sglang_ids
     except EagleError as error:
         raise EagleError(f"{file}: {error}") from error
     except BROKEN as error:
@@ -131,6 +134,13 @@ def _settings(
     asked = overrides or Overrides()
     out = {key: values[key] for key in _FIELDS if values.get(key) is not None}
     out["rope_parameters"], where = read_rope(values, default_theta=format.rope_theta, asked=asked.rope_theta)
+    fixed = format.scaled_rope_theta
+    if fixed is not None and asked.rope_theta is None and out["rope_parameters"]["rope_type"] != "default":
+        told = out["rope_parameters"]["rope_theta"]
+        where = f"{format.title} rotates so wherever there is a scaling" + (
+            "" if told == fixed else f"; config.json says {told:g}"
+        )
+        out["rope_parameters"]["rope_theta"] = fixed
     notes.append(f"RoPE theta {out['rope_parameters']['rope_theta']:g} ({where})" + _scaling(out["rope_parameters"]))
     if not 0 < out.get("rms_norm_eps", 1e-6) < 1:
         raise EagleError(
@@ -210,16 +220,21 @@ def _eagle3_settings(
         )
     out["norm_before_residual"] = told
     notes.append(f"norm_before_residual {str(told).lower()} ({where})")
-    out["aux_layers"], where = _aux_layers(values, format, target)
+    out["aux_layers"], where, out["sglang_ids"] = _aux_layers(values, format, target)
     layers = "the target's [2, L//2, L-3]" if out["aux_layers"] is None else str(out["aux_layers"])
     notes.append(f"aux layers c = {layers} ({where})")
     if out["aux_layers"] is None and format.layers_doubt is not None:
         notes.append(format.layers_doubt)
 
 
-def _aux_layers(values: Mapping[str, Any], format: Format, target: TargetShape | None) -> tuple[list[int] | None, str]:
-    """The layers c that config.json names, and by which key; None when it names none."""
-    found: list[tuple[list[int], str]] = []
+def _aux_layers(
+    values: Mapping[str, Any], format: Format, target: TargetShape | None
+) -> tuple[list[int] | None, str, list[int] | None]:
+    """The layers c that config.json names, and by which key; None when it names none.
+
+    Last: SGLang's ids as they are, where a target that is not known yet will settle what they mean.
+    """
+    found: list[tuple[list[int], str, list[int] | None]] = []
     for place in format.layer_ids:
         ids = lookup(values, place.path)
         if ids is None:
@@ -234,18 +249,20 @@ def _aux_layers(values: Mapping[str, Any], format: Format, target: TargetShape |
         else:
             applied = [v + place.added for v in ids]
             rule = "layers applied" if place.added == 0 else "plus one: it counts from the layer before"
-        found.append((applied, f"{place.key} {ids}, {rule}"))
+            rule += ", as SGLang does for most families: a target settles it" if place.sglang else ""
+        unsettled = list(ids) if place.sglang and target is None else None
+        found.append((applied, f"{place.key} {ids}, {rule}", unsettled))
     if not found:
-        return None, "config.json names none: the published choice"
-    layers, where = found[0]
+        return None, "config.json names none: the published choice", None
+    layers, where, unsettled = found[0]
     if layers != sorted(set(layers)) or layers[0] < 0:
         raise EagleError(
             f"{where}: the layers would be {layers}, expected different ones of 0 and up, in ascending order"
         )
-    for others, elsewhere in found[1:]:
+    for others, elsewhere, _ in found[1:]:
         if others != layers:
             where += f"; {elsewhere} would be {others}: not taken"
-    return layers, where
+    return layers, where, unsettled
 
 
 def _derived_t2d(d2t_D: torch.Tensor, size: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ REFERENCE = Format(
     source="github.com/SafeAILab/EAGLE: eagle/model/cnets1.py, cnets.py",
     sign=_sign,
     prefixes={},
+    scaled_rope_theta=10000.0,
     limits={
         "eagle1": Limits(
             architecture="LlamaForCausalLM",

@@ -24,6 +24,11 @@ def read_rope(
                 f"it describes no head: {name} is {value!r}, expected an object; fetch or save the head again"
             )
     if new:
+        if scaling and scaling_of(new) != scaling_of(scaling):
+            raise EagleError(
+                f"rope_scaling is {dict(scaling)}, rope_parameters {dict(new)}: two different scalings; keep the one that the "
+                "head was trained with, in both"
+            )
         parameters = {"rope_theta": theta, **new}
         where = "rope_parameters" if new.get("rope_theta") is not None else "rope_theta"
         if asked is None and theta is not None and parameters["rope_theta"] != theta:
@@ -49,6 +54,12 @@ def read_rope(
     if not 0 < theta < float("inf"):
         raise EagleError(f"rope_theta is {theta:g}, expected a positive number such as 10000 (--rope-theta)")
     return parameters, where
+
+
+def scaling_of(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What a setting says of the scaling, in one spelling."""
+    rest = {key: value for key, value in rope.items() if key not in ("rope_theta", "type", "rope_type")}
+    return {"rope_type": rope.get("rope_type") or rope.get("type") or "default", **rest}
 
 
 def write_rope(parameters: Mapping[str, Any]) -> dict[str, Any]:

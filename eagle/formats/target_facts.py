@@ -20,10 +20,12 @@ from eagle.target import weights_hash
 from eagle.token_layers import TokenLayers
 
 
-def settings_as_trained(model: str, folder: Path, *, trusted: bool, device: str = "auto") -> TargetConfig:
+def settings_as_trained(
+    model: str, folder: Path, *, trust_remote_code: bool = False, device: str = "auto"
+) -> TargetConfig:
     """How to load a target for the head in a folder: as for its training, where the head's papers name that target.
 
-    trusted: the folder is the user's own, so that a trust_remote_code in its papers is the user's word.
+    trust_remote_code: the user's word; the papers', whoever wrote them, does not count.
     Raises EagleError for papers that are damaged.
     """
     told: Mapping[str, Any] = section(_papers(folder / "training.json"), "target")
@@ -33,14 +35,14 @@ def settings_as_trained(model: str, folder: Path, *, trusted: bool, device: str 
         if isinstance(identity, Mapping) and isinstance(settings, Mapping):
             told = {**settings, "model": identity.get("model")}
     if told.get("model") != model:
-        return TargetConfig(model=model, device=device)
+        return TargetConfig(model=model, device=device, trust_remote_code=trust_remote_code)
     revision, dtype = told.get("revision"), told.get("dtype")
     return TargetConfig(
         model=model,
         device=device,
         revision=revision if isinstance(revision, str) else None,
         dtype=dtype if isinstance(dtype, str) and dtype in DTYPES else "auto",  # type: ignore[arg-type]
-        trust_remote_code=trusted and told.get("trust_remote_code") is True,
+        trust_remote_code=trust_remote_code,
     )
 
 

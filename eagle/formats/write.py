@@ -5,6 +5,7 @@ config.json and the tensors follow the format's tables (Format.limits); what the
 """
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -137,7 +138,9 @@ def write_export(
         _write_object(temporary / "config.json", export.config)
         _write_object(temporary / SIDECAR, export.sidecar)
         if export.hot_tokens is not None:
-            torch.save(export.hot_tokens, temporary / HOT_TOKENS)
+            packed = io.BytesIO()
+            torch.save(export.hot_tokens, packed)
+            (temporary / HOT_TOKENS).write_bytes(packed.getvalue())  # torch.save to a full disk raises no OSError
         if export.options is not None:
             (temporary / OPTIONS).write_text(export.options, encoding="utf-8")
         for name, text in ({} if finish is None else finish(temporary)).items():
@@ -222,6 +225,8 @@ def _config(
     """config.json in the Llama dialect that all loaders share."""
     config = head.config
     out: dict[str, Any] = {"architectures": [limits.architecture], "model_type": "llama"}
+    if config.attention_bias and limits.biased_architecture is not None:
+        out = {"architectures": [limits.biased_architecture], "model_type": "qwen2"}
     out |= {key: getattr(config, key) for key in _SHAPE}
     out |= {
         "num_hidden_layers": 1,

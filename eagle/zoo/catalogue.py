@@ -51,7 +51,7 @@ class ZooHead:
 def zoo_names(zoo: Path | None = None) -> list[str]:
     """The names in a zoo, by default the package's."""
     zoo = zoo or ZOO
-    return sorted(card.parent.name for card in zoo.glob(f"*/{CARD}"))
+    return sorted(card.parent.name for card in zoo.glob(f"[!.]*/{CARD}"))  # what a kill left begins with a dot
 
 
 def zoo_folder(name: str, zoo: Path | None = None) -> Path | None:
@@ -91,6 +91,7 @@ def other_weights(folder: Path | None, target: "HasIdentity") -> str | None:
     """
     if folder is None or not (folder / CARD).is_file():
         return None
+    folder = folder.resolve()  # "." has no name
     head = zoo_head(folder.name, folder.parent)
     recorded, identity = head.target.get("weights_sha256"), target.identity()
     if recorded in (None, identity["weights_sha256"]):

@@ -19,7 +19,7 @@ from eagle.drafters import BUDGET
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
 from eagle.eval.results import RESULTS, load_results, trees_of
-from eagle.files import atomic_dir, sha256_file, write_json
+from eagle.files import atomic_dir, clear_leftovers, sha256_file, write_json
 from eagle.formats.own import OWN
 from eagle.heads import DraftHead
 from eagle.model_card import Card, model_card, public, results_section, section
@@ -67,6 +67,7 @@ def pack(
     run = source.parent if run is None else Path(run)
     record = _object(source / "training.json")
     manifests, training = _manifests(run, record), public(record)
+    clear_leftovers(zoo, name)
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
         _check_same(loaded, load_head(folder, dtype=torch.bfloat16))

@@ -233,7 +233,7 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
     ("to", "version", "config", "message"),
     [
         ("vllm", "eagle1", {"fc_bias": True}, r"no fc\.bias"),
-        ("sglang", "eagle1", {"attention_bias": True}, "no q/k/v biases"),
+        ("sglang", "eagle3", {"attention_bias": True}, "no q/k/v biases"),
         ("sglang", "eagle3", {"norm_before_residual": True}, "never the normed feature"),
         ("reference", "eagle3", {"aux_layers": [1, 2, 3]}, "always looks at"),
         ("vllm", "eagle3", {"aux_layers": [1, 2]}, "fuses three layers of the target, this head 2"),

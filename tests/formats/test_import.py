@@ -141,6 +141,49 @@ def test_only_ids_meant_for_sglang_follow_its_rule_for_the_family(name: str, tmp
     assert tuple(found.head.config.aux_layers) == ((0, 3, 5) if name == "specforge" else (1, 4, 6))
 
 
+def test_ids_meant_for_sglang_wait_for_the_target_wherever_a_head_is_loaded(tmp_path: Path) -> None:
+    config, state = folders.specforge(reference.random_state())
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}
+    folder = folders.write(tmp_path, config, state)
+    for family, layers in (("deepseek_v3", (0, 3, 5)), ("llama", (1, 4, 6))):
+        head = load_head(folder)
+        assert isinstance(head, Eagle3Head)
+        head.bind(8, family=family)
+        assert head.aux_layers == layers, family
+        head.bind(8, family="llama")
+        assert head.aux_layers == layers, "settled once"
+    (assumed,) = [line for line in read_head(folder).assumptions if line.startswith("aux layers")]
+    assert "a target settles it" in assumed
+
+
+@pytest.mark.parametrize(
+    ("config", "theta"),
+    [
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4),
+    ],
+)
+def test_the_reference_rotates_with_its_own_base_wherever_there_is_a_scaling(
+    config: dict[str, Any], theta: float, tmp_path: Path
+) -> None:
+    made = folders.reference1(folders.eagle1_state())
+    head = read(tmp_path, made, **config).head
+    assert head.config.rope_parameters["rope_theta"] == theta
+    asked = read_head(tmp_path, overrides=Overrides(rope_theta=7.0)).head
+    assert asked.config.rope_parameters["rope_theta"] == 7.0
+
+
+def test_two_spellings_of_different_scalings_are_refused(tmp_path: Path) -> None:
+    made = folders.specforge(reference.random_state())
+    linear = {"type": "linear", "factor": 2.0}
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    assert read(tmp_path, made, rope_theta=1e4, rope_scaling=linear, rope_parameters=new).head is not None
+    for other in ({"rope_type": "default", "rope_theta": 1e4}, {**new, "factor": 4.0}):
+        with pytest.raises(EagleError, match="two different scalings"):
+            read(tmp_path, made, rope_theta=1e4, rope_scaling=linear, rope_parameters=other)
+
+
 def test_speculators_without_its_residual_setting_is_asked_for_it(tmp_path: Path) -> None:
     config, state = folders.speculators(reference.random_state(), norm_before_residual=None)
     folder = folders.write(tmp_path, config, state)
@@ -255,7 +298,34 @@ def test_layers_of_another_target_are_refused(
     assert f"{carried} (384, 32) is not that of target" in capsys.readouterr().err
     assert main(["import", str(source), str(tmp_path / "out")]) == 2
     assert f"the file carries {carried}" in capsys.readouterr().err
+    assert main(["export", str(source), str(tmp_path / "out"), "--to", "vllm", "--target", str(target)]) == 2
+    assert f"{carried} (384, 32) is not that of target" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_of_a_foreign_folder_says_how_it_was_read(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folders.write(tmp_path / "source", *folders.reference3(reference.random_state()))
+    assert main(["export", str(source), str(tmp_path / "out"), "--to", "vllm", "--target", str(target)]) == 0
+    assert "read as reference EAGLE: RoPE theta 10000 (the format's default" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_what_a_kill_left_of_an_overwriting_is_put_back(
+    command: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between the renames: the old folder lies aside, nothing in its place."""
+    source = folders.write(tmp_path / "source", *folders.reference3(reference.random_state()))
+    arguments = [command, str(source), str(tmp_path / "out"), "--target", str(target)]
+    arguments += ["--to", "vllm"] if command == "export" else []
+    assert main(arguments) == 0
+    (tmp_path / "out").rename(tmp_path / ".out.123.old")
+    (tmp_path / ".out.123.tmp").mkdir()
+    assert main(arguments) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert main([*arguments, "--overwrite"]) == 0
 
 
 def test_a_target_with_other_layers_is_refused(

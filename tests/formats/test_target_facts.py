@@ -25,26 +25,28 @@ def papers(folder: Path, target: Any) -> Path:
     return folder
 
 
-def test_a_head_tells_dtype_revision_and_code_of_its_own_target_alone(tmp_path: Path) -> None:
+def test_a_head_tells_dtype_and_revision_of_its_own_target_alone_and_never_permission_to_run_code(
+    tmp_path: Path,
+) -> None:
     folder = papers(tmp_path / "head", PINNED)
-    own = TargetConfig(model="a/b", revision="abc", dtype="bfloat16", trust_remote_code=True)
-    assert settings_as_trained("a/b", folder, trusted=True) == own
-    assert settings_as_trained("c/d", folder, trusted=True) == TargetConfig(model="c/d")
-    assert not settings_as_trained("a/b", folder, trusted=False).trust_remote_code
-    assert settings_as_trained("a/b", tmp_path, trusted=True) == TargetConfig(model="a/b")
+    assert settings_as_trained("a/b", folder) == TargetConfig(model="a/b", revision="abc", dtype="bfloat16")
+    assert settings_as_trained("a/b", folder, trust_remote_code=True).trust_remote_code
+    assert settings_as_trained("c/d", folder) == TargetConfig(model="c/d")
+    assert settings_as_trained("c/d", folder, trust_remote_code=True).trust_remote_code
+    assert settings_as_trained("a/b", tmp_path) == TargetConfig(model="a/b")
 
 
 @pytest.mark.parametrize(
     "target", [None, "a/b", {"model": "a/b", "revision": 3, "dtype": ["x"], "trust_remote_code": "yes"}]
 )
 def test_papers_of_another_shape_tell_nothing(target: Any, tmp_path: Path) -> None:
-    assert settings_as_trained("a/b", papers(tmp_path, target), trusted=True) == TargetConfig(model="a/b")
+    assert settings_as_trained("a/b", papers(tmp_path, target)) == TargetConfig(model="a/b")
 
 
 def test_damaged_papers_are_named(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text("{")
     with pytest.raises(EagleError, match=r"training\.json is not valid JSON"):
-        settings_as_trained("a/b", tmp_path, trusted=True)
+        settings_as_trained("a/b", tmp_path)
 
 
 def test_a_head_trained_in_another_dtype_than_the_checkpoints_keeps_its_target(

@@ -1,10 +1,11 @@
 """SGLang 0.5.23's rules (its llama_eagle.py and llama_eagle3.py), in PyTorch.
 
-- The architecture is looked up as it is: LlamaForCausalLMEagle, LlamaForCausalLMEagle3.
+- The architecture is looked up as it is: LlamaForCausalLMEagle, LlamaForCausalLMEagle3, Qwen2ForCausalLMEagle.
 - A tensor is taken under its name, or that name behind `model.`; anything else is passed over without a word, and a parameter
   that no tensor fills keeps what it was made with (NaN here, so that it shows).
 - rope_theta and rope_scaling are read at the top level, never rope_parameters.
-- EAGLE-1: fc ALWAYS has a bias. lm_head is passed over: the target's is used.
+- EAGLE-1: fc ALWAYS has a bias; the Qwen2 class's q/k/v always have one too, its o never.
+  lm_head is passed over: the target's is used.
 - EAGLE-3: q/k/v have no bias; layer ids only inside eagle_config, plus one (Llama and most others), else [2, L//2, L-3];
   norm_before_residual does not exist; target id = draft id + d2t; tie_word_embeddings makes the embedding the LM head.
 """
@@ -19,10 +20,11 @@ from tests.runtimes.loaded import Loaded, read, scatter
 
 def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loaded:
     values, state = read(folder)
-    if values["model_type"] != "llama":
-        raise ValueError(f"transformers knows no model type {values['model_type']}")
     (name,) = values["architectures"]
-    if name not in ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3"):
+    qwen2 = name == "Qwen2ForCausalLMEagle"
+    if values["model_type"] != ("qwen2" if qwen2 else "llama"):
+        raise ValueError(f"transformers knows no model type {values['model_type']}")
+    if name not in ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Qwen2ForCausalLMEagle"):
         raise ValueError(f"Model architectures {name} are not supported")
     eagle3 = name.endswith("3")
     if values.get("rope_scaling"):
@@ -42,6 +44,8 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
         f"{prefix}post_attention_layernorm.weight": (H,),
         "model.fc.weight": (H, 3 * H if eagle3 else 2 * H),
     }
+    if qwen2:
+        made |= {f"{prefix}self_attn.{n}_proj.bias": (c * d,) for n, c in (("q", heads), ("k", kv), ("v", kv))}
     if not eagle3:
         made["model.fc.bias"] = (H,)
     else:
@@ -63,6 +67,7 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
         filled.add(own)
     p = {key.removeprefix(prefix): tensor for key, tensor in parameters.items()}
     projections = {n: p[f"self_attn.{n}_proj.weight"] for n in "qkvo"}
+    projections |= {f"{n}.bias": p[f"self_attn.{n}_proj.bias"] for n in "qkv" if qwen2}
     eps, fc = values["rms_norm_eps"], parameters["model.fc.weight"]
 
     def rest(residual: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

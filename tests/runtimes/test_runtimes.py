@@ -92,6 +92,7 @@ CASES = [
     ("eagle1", "vllm", {"attention_bias": True}),
     ("eagle1", "sglang", {}),
     ("eagle1", "sglang", {"fc_bias": True}),
+    ("eagle1", "sglang", {"attention_bias": True}),
     *(("eagle1", "reference", one) for one in ({}, {"reduced": False}, {"fc_bias": True}, {"attention_bias": True})),
     *(
         ("eagle3", runtime, overrides)
