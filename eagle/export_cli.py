@@ -253,8 +253,8 @@ def _training(folder: Path) -> dict[str, Any]:
 def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
     """The card's results, and what is to say about those that were not taken. Only results of this very head count."""
     from eagle.checkpoint import head_hash
+    from eagle.eval.card_results import results_section
     from eagle.eval.results import RESULTS, load_results
-    from eagle.model_card import results_section
 
     places = [folder, folder.parent / "eval"] if asked is None else [_folder_of(Path(asked))]
     for place in places:

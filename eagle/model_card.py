@@ -191,28 +191,6 @@ def _licence(card: Card) -> str:
     return f"{named}. The target's licence and the training data's apply to what was made of them{where}."
 
 
-def results_section(result: Mapping[str, Any]) -> str:
-    """Markdown of an evaluation (`eagle.eval.results.load_results`): every method's figures, trees and the hardware."""
-    from eagle.eval.results import HEADINGS, headline, markdown_table, method_rows, trees_line
-
-    lines: list[str] = []
-    for setting, body in result["settings"].items():
-        lines += [f"{headline(result, setting)}:", "", *markdown_table(HEADINGS, method_rows(body)), ""]
-        trees = trees_line(body)
-        lines += [] if trees is None else [f"{trees[:1].upper()}{trees[1:]}.", ""]
-    hardware = result["hardware"]
-    gpus = ", ".join(hardware["gpus"]) or "no GPU"
-    named = [f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers")]
-    engine = result["recipe"]["decode"].get("engine")
-    lines.append(
-        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}"
-        f"{'' if engine is None else f', engine {engine}'}; {', '.join(named)}; commit "
-        f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: accepted draft tokens + 1 per verification; "
-        "over HF, over plain: speed-up, median of paired ratios with its 95% interval."
-    )
-    return "\n".join(lines)
-
-
 def section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of the recipe in a training.json; {} where there is none."""
     recipe = training.get("recipe")

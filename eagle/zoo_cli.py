@@ -68,7 +68,7 @@ def _measured(head: "ZooHead") -> list[str]:
 
 def _add(options: argparse.Namespace) -> None:
     from eagle.progress import console
-    from eagle.zoo.pack import pack
+    from eagle.zoo_packing import pack
 
     head = pack(
         options.head,

@@ -15,7 +15,7 @@ LINKED = ("data", "train", "eval", "kernels", "configs")
 # Who may import whom: each layer its own and the ones before it.
 # errors, files, progress: leaves that everybody may use.
 LAYERS = {"errors": 0, "files": 0, "progress": 0, "kernels": 0, "core": 1, "data": 2, "train": 3, "eval": 3, "cli": 4}
-CLI = {"cli", "run", "demo"}
+CLI = {"cli", "run", "demo", "zoo_packing"}
 """And whatever ends in _cli."""
 
 

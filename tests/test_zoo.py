@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from eagle import cli, demo
+from eagle import zoo_packing as pack
 from eagle.checkpoint import head_hash, load_head, save_head
 from eagle.config import DecodeConfig, Recipe, as_dict, read_recipe
 from eagle.data.sources import shipped_files
@@ -22,7 +23,7 @@ from eagle.model_card import public
 from eagle.target import Target
 from eagle.train_config import GLOBAL_BATCH
 from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
-from eagle.zoo import catalogue, pack
+from eagle.zoo import catalogue
 from eagle.zoo.catalogue import zoo_head, zoo_names
 from tests.eval.report_case import full_result
 from tests.recipes import write_recipe

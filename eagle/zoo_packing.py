@@ -18,11 +18,12 @@ from eagle.checkpoint import head_hash, load_head, save_head
 from eagle.drafters import BUDGET
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
+from eagle.eval.card_results import results_section
 from eagle.eval.results import RESULTS, load_results, trees_of
 from eagle.files import atomic_dir, clear_leftovers, sha256_file, write_json
 from eagle.formats.own import OWN
 from eagle.heads import DraftHead
-from eagle.model_card import Card, model_card, public, results_section, section
+from eagle.model_card import Card, model_card, public, section
 from eagle.reading import read_object
 from eagle.train_config import GLOBAL_BATCH
 from eagle.tuning import FILE as TUNED

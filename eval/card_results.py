@@ -1,0 +1,26 @@
+"""An evaluation in the words of a model card."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from eagle.eval.results import HEADINGS, headline, markdown_table, method_rows, trees_line
+
+
+def results_section(result: Mapping[str, Any]) -> str:
+    """Markdown of an evaluation (`eagle.eval.results.load_results`): every method's figures, trees and the hardware."""
+    lines: list[str] = []
+    for setting, body in result["settings"].items():
+        lines += [f"{headline(result, setting)}:", "", *markdown_table(HEADINGS, method_rows(body)), ""]
+        trees = trees_line(body)
+        lines += [] if trees is None else [f"{trees[:1].upper()}{trees[1:]}.", ""]
+    hardware = result["hardware"]
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    named = [f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers")]
+    engine = result["recipe"]["decode"].get("engine")
+    lines.append(
+        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}"
+        f"{'' if engine is None else f', engine {engine}'}; {', '.join(named)}; commit "
+        f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: accepted draft tokens + 1 per verification; "
+        "over HF, over plain: speed-up, median of paired ratios with its 95% interval."
+    )
+    return "\n".join(lines)
