@@ -155,7 +155,7 @@ def resolve(
                 eos=eos_ids,
                 presence_penalty=presence_penalty,
                 frequency_penalty=frequency_penalty,
-                device=str(target.device),
+                device=str(target.tokens.lm_head_VH.device),  # scores lie there
             )
         rows.append(
             Row(

@@ -46,6 +46,7 @@ class TreeStep:
         self.layers_served = 0
         self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
         self._moved: dict[torch.device, dict[str, torch.Tensor]] = {}
+        self._places: dict[torch.device, dict[str, torch.Tensor]] = {}
 
     @property
     def starts_empty(self) -> bool:
@@ -67,16 +68,24 @@ class TreeStep:
                 own_NW = own_bits(nodes, -(-nodes // 64))
                 ancestors_BNW = own_NW.cumsum(0).expand(rows, -1, -1)
             self._moved[device] = {
-                "lengths_B": sent(self.lengths_B, device),
+                **self._placed(device),
                 "ancestors_BNW": sent(ancestors_BNW, device),
-                "query_depths_BN": sent(self.depths_BN, device),
                 "column_depths_BC": sent(self.column_depths_BC, device),
             }
         return self._moved[device]
 
+    def _placed(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """What positions need, alone: of a long causal chunk the bits, N * N / 64 words a row, may never be read."""
+        if device not in self._places:
+            self._places[device] = {
+                "lengths_B": sent(self.lengths_B, device),
+                "query_depths_BN": sent(self.depths_BN, device),
+            }
+        return self._places[device]
+
     def positions_on(self, device: torch.device) -> torch.Tensor:
         """int64 [B, N]: lengths + depths."""
-        there = self.on(device)
+        there = self._placed(device)
         return there["lengths_B"][:, None] + there["query_depths_BN"]
 
     def bias(self, *, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:

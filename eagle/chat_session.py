@@ -131,7 +131,7 @@ class ChatSession:
 
     def samples(self) -> bool:
         """Whether answers are sampled, so that a seed has an effect."""
-        return bool(keywords_of(self.settings, preset=self.preset)["do_sample"])
+        return "seed" in keywords_of(self.settings, preset=self.preset)
 
     def described(self) -> str:
         """The settings in one line."""

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
@@ -19,6 +19,13 @@ from eagle.errors import EagleError
 from eagle.train_config import TrainConfig as TrainConfig
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+def check_choices(section: object, name: str) -> None:
+    """Raises EagleError for a value that a section (a dataclass, `name` in the recipe) does not know, however it was made."""
+    for field, hint in get_type_hints(type(section)).items():
+        if get_origin(hint) is Literal and (value := getattr(section, field)) not in get_args(hint):
+            raise EagleError(f"{name}.{field} is {value!r}, expected one of {', '.join(map(str, get_args(hint)))}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,9 +39,13 @@ class TargetConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' dtype; auto: what the checkpoint says (float32 for a .gguf file)."""
     device: str = "auto"
-    """cpu, cuda, cuda:1 ...; auto: cuda where there is one."""
+    """cpu, cuda, cuda:1 ...; auto: cuda where there is one. Of several processes each has a GPU of its own: auto or cuda."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the checkpoint."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))  # a torch.dtype is one too
+        check_choices(self, "target")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,6 +191,9 @@ class DecodeConfig:
     kernels: Literal["auto", "reference", "triton"] = "auto"
     """What runs tree attention and commits. auto: Triton on CUDA devices, where it takes the tensors, else PyTorch; reference:
     PyTorch; triton: Triton, or an error that says why it cannot."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "decode")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,38 @@ ALIGNED = 2
 P = ParamSpec("P")
 
 
+class Ground:
+    """What all graphs of one device share, for the life of the process.
+
+    A library that a recording calls (cuBLAS) keeps its workspace by stream, and takes it from the memory of whoever recorded
+    first: with a stream or memory of their own, graphs that live on would read a workspace that went away with that one. So
+    there is one stream to record on, one to warm up on, and one pool, held by a graph that is never dropped. Graphs are
+    replayed one after the other, and their results are copied out (Captured).
+    """
+
+    def __init__(self, device: torch.device):
+        self.memory: Any = torch.cuda.graph_pool_handle()
+        # Of this device: PyTorch's own default for recordings belongs to the device that was the current one first.
+        self.recording, self.warming = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self.holding = torch.cuda.CUDAGraph()
+        something = torch.zeros(1, device=device)
+        with torch.cuda.graph(self.holding, pool=self.memory, stream=self.recording):
+            something.add_(1)
+
+
+_grounds: dict[torch.device, Ground] = {}
+_spoilt: list[Ground] = []
+"""In which a recording failed: graphs recorded before live on in them, nothing is recorded there any more."""
+
+
+def ground(device: torch.device) -> Ground:
+    """The device's."""
+    if device not in _grounds:
+        with on(device):
+            _grounds[device] = Ground(device)
+    return _grounds[device]
+
+
 class Recorder:
     """Makes inputs and captured work for one device. Raises EagleError for capture "cuda" on another kind of device."""
 
@@ -38,14 +70,12 @@ class Recorder:
                 'use engine "compiled" (float32 on a CPU) or "eager"'
             )
         self.device, self.capture = device, capture
-        # One pool for all graphs: they are replayed one after the other, and their results are copied out (Captured).
-        self._memory: Any = None if capture == "none" else torch.cuda.graph_pool_handle()
 
     def inputs(self, **shapes: tuple[int, ...]) -> "Inputs":
         return Inputs(shapes, self.device, pinned=self.capture == "cuda")
 
     def captured(self, work: Callable[P, tuple[torch.Tensor, ...]]) -> "Captured[P]":
-        return Captured(work, device=self.device, capture=self.capture, memory=self._memory)
+        return Captured(work, device=self.device, capture=self.capture)
 
 
 class Inputs:
@@ -87,10 +117,8 @@ class Captured(Generic[P]):
     it is recorded, on whatever its inputs hold then: that must do no harm. Replaying ignores the arguments.
     """
 
-    def __init__(
-        self, work: Callable[P, tuple[torch.Tensor, ...]], *, device: torch.device, capture: Capture, memory: Any
-    ):
-        self._work, self._device, self._capture, self._memory = work, device, capture, memory
+    def __init__(self, work: Callable[P, tuple[torch.Tensor, ...]], *, device: torch.device, capture: Capture):
+        self._work, self._device, self._capture = work, device, capture
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()
         self._kept: list[torch.Tensor] = []  # what the graph's kernels read and nobody else holds
@@ -103,13 +131,13 @@ class Captured(Generic[P]):
             return
         try:
             with on(self._device), keeping() as self._kept:
-                current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-                side.wait_stream(current)
-                with torch.cuda.stream(side):
+                current, place = torch.cuda.current_stream(), ground(self._device)
+                place.warming.wait_stream(current)
+                with torch.cuda.stream(place.warming):
                     for _ in range(WARM_UPS):
                         self._work(*args, **kwargs)
-                current.wait_stream(side)
-                graph = self._recorded(*args, **kwargs)
+                current.wait_stream(place.warming)
+                graph = self._recorded(place, *args, **kwargs)
         except torch.OutOfMemoryError as error:
             raise EagleError(
                 f'engine "cudagraph": {self._device} has too little memory for a forward of this shape '
@@ -117,12 +145,15 @@ class Captured(Generic[P]):
             ) from error
         self._graph = graph
 
-    def _recorded(self, *args: P.args, **kwargs: P.kwargs) -> torch.cuda.CUDAGraph:
-        graph, before = torch.cuda.CUDAGraph(), snapshot()
+    def _recorded(self, place: Ground, *args: P.args, **kwargs: P.kwargs) -> torch.cuda.CUDAGraph:
+        graph, before, current = torch.cuda.CUDAGraph(), snapshot(), torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=place.memory, stream=place.recording):
                 self._outputs = self._work(*args, **kwargs)
         except RuntimeError as error:
+            # PyTorch leaves the stream of a failed recording the current one, and its pool as if it still were recorded to.
+            torch.cuda.set_stream(current)
+            _spoilt.append(_grounds.pop(self._device, place))
             cause = error if isinstance(error, torch.OutOfMemoryError) else error.__context__
             if isinstance(cause, torch.OutOfMemoryError):  # ending a capture that ran out of memory fails, too
                 raise cause from None

@@ -66,6 +66,8 @@ class _Batch:
     verifier: Verifier
     device: torch.device
     stopwatch: Stopwatch
+    number: int
+    """Of the decoder's batches: its drafter serves the newest."""
 
     def clock(self, field: str) -> AbstractContextManager[None]:
         """Adds the block's wall time to a field of every running row's stats."""
@@ -89,6 +91,7 @@ class SpeculativeDecoder:
         kernels: Backend = "auto",
     ):
         self.target, self.drafter, self.kernels = target, drafter, kernels
+        self._batches = 0
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
         reason = missing(target.device) or why_not_rule(self.rule)
         if kernels == "triton" and reason is not None:
@@ -230,7 +233,15 @@ class SpeculativeDecoder:
         longest = max(len(row.tokens) + row.max_new_tokens for row in rows)
         cache = self.target.new_cache(rows=len(rows), capacity=longest + TREE_ROOM)
         device = self.target.device
-        batch = _Batch(rows=rows, cache=cache, verifier=verifier, device=device, stopwatch=Stopwatch(device))
+        self._batches += 1
+        batch = _Batch(
+            rows=rows,
+            cache=cache,
+            verifier=verifier,
+            device=device,
+            stopwatch=Stopwatch(device),
+            number=self._batches,
+        )
         with batch.clock("prefill_ms"):
             states = self.target.prefill(ids_BT, lengths_B, cache, self._aux_layers)
             tokens_B = verifier.first(states.features_BNH[torch.arange(len(rows)), lengths_B - 1])
@@ -288,6 +299,11 @@ class SpeculativeDecoder:
     def _propose(self, batch: _Batch) -> DraftTree:
         if self.drafter is None:
             return DraftTree.roots(sent(torch.tensor([row.tokens[-1] for row in batch.rows]), batch.device))
+        if batch.number != self._batches:
+            raise EagleError(
+                "another text was begun with this decoder, whose drafter follows one batch at a time: end the first stream "
+                "before the next, or make a decoder for each (SpeculativeDecoder.from_pretrained(decoder.target, head))"
+            )
         tree = self.drafter.propose()
         if self.target.max_positions is None:
             return tree

@@ -134,8 +134,9 @@ def keywords_of(given: dict[str, Any], *, preset: str | None) -> dict[str, Any]:
         sampled = within(preset, given)["do_sample"]
     else:
         sampled = keywords["do_sample"] = keywords.get("temperature", 0) != 0
-    if not sampled:
-        return {key: value for key, value in keywords.items() if key not in ("temperature", "seed")}
+    if not sampled:  # a preset must hear of temperature 0; without one, do_sample says it
+        idle = ("seed",) if preset is not None else ("temperature", "seed")
+        return {key: value for key, value in keywords.items() if key not in idle}
     # A fresh process starts torch's generator at the same place: a new text needs a seed from elsewhere.
     keywords.setdefault("seed", secrets.randbits(32))
     return keywords
@@ -163,7 +164,7 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     import dataclasses
 
     from eagle.config import DecodeConfig, TargetConfig, read_recipe
-    from eagle.drafters import NEEDS_HEAD
+    from eagle.drafters import NEEDS_HEAD, with_drafter
 
     _refuse_without_drafting(options, search=search)
     recipe = read_recipe(options.recipe) if options.recipe else None
@@ -174,6 +175,8 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     target = dataclasses.replace(target, **changes)
     head = options.head or (str(recipe.head_dir) if recipe is not None else None)
     decode = recipe.decode if recipe is not None else DecodeConfig()
+    if options.drafter not in (None, decode.drafter):
+        decode = with_drafter(decode, options.drafter)  # of the recipe's options, those that it reads
     names = {"budget": "tree_budget", "top_k": "tree_top_k", "depth": "tree_depth"}
     same = ("drafter", "draft_model", "engine", "rule", "rule_top_k", "rule_epsilon", "rule_delta")
     names |= {name: name for name in same}

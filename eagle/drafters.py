@@ -39,6 +39,9 @@ _TREE = ("budget", "top_k", "depth", "level_cost")
 
 # Options that only some drafters read: setting them for another is an error, not a silence.
 _OWN: dict[str, tuple[str, ...]] = {
+    "budget": ("eagle2", "chain", "model", "ngram"),
+    "depth": ("eagle2", "chain", "model", "ngram"),
+    "top_k": ("eagle2", "model"),
     "level_cost": ("eagle2", "chain", "model"),
     "tree_file": ("static",),
     "draft_model": ("model",),
@@ -58,13 +61,15 @@ def with_drafter(decode: DecodeConfig, drafter: str) -> DecodeConfig:
 
 
 def published(decode: DecodeConfig) -> DecodeConfig:
-    """The settings with what they leave open of the tree as it was published; depth, which depends on the head, stays open."""
-    return dataclasses.replace(
-        decode,
-        budget=BUDGET if decode.budget is None else decode.budget,
-        top_k=TOP_K if decode.top_k is None else decode.top_k,
-        level_cost=0.0 if decode.level_cost is None else decode.level_cost,
-    )
+    """The settings with what they leave open of the tree as it was published, as far as the drafter reads it; depth, which
+    depends on the head, stays open."""
+    values: dict[str, Any] = {"budget": BUDGET, "top_k": TOP_K, "level_cost": 0.0}
+    left = {
+        name: value
+        for name, value in values.items()
+        if getattr(decode, name) is None and decode.drafter in _OWN.get(name, (decode.drafter,))
+    }
+    return dataclasses.replace(decode, **left)
 
 
 def left_open(decode: DecodeConfig) -> DecodeConfig:
@@ -161,12 +166,12 @@ def _shape(decode: DecodeConfig, rule: Rule, *, depth: int) -> TreeShape:
     children = _children(decode, rule, only=("coupled", "top", "sampled"), chain=decode.top_k == 1)
     assert decode.top_k is not None
     assert decode.level_cost is not None
+    if decode.level_cost and rule.noise == "independent" and rule.lossless:
+        raise EagleError(
+            f'decode.level_cost is {decode.level_cost}, but under the rule "{rule.name}" a text depends on its trees, whose '
+            "depth would depend on the batch; set level_cost to 0, or the rule to coupled"
+        )
     if children == "sampled":
-        if decode.level_cost:
-            raise EagleError(
-                f'decode.level_cost is {decode.level_cost}, but the rule "{rule.name}" verifies sampled trees, whose depth is '
-                "fixed; set level_cost to 0, or the rule to coupled"
-            )
         return SampledTree(budget=_budget(decode), top_k=decode.top_k, depth=depth)
     return DynamicTree(
         budget=_budget(decode),

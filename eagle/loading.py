@@ -91,7 +91,10 @@ def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> Pr
     if chat_template is not None:
         if not Path(chat_template).is_file():
             raise EagleError(f"chat template {chat_template} does not exist; give the path of a Jinja file")
-        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        try:
+            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise EagleError(f"chat template {chat_template} is not UTF-8 ({error}); save it as UTF-8") from error
     return tokenizer
 
 
@@ -115,6 +118,12 @@ def resolve_device(device: str) -> torch.device:
         raise EagleError(f"device {device!r} is not one; expected auto, cpu, cuda or cuda:N") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise EagleError(f"device {device!r} asked for, but PyTorch sees no CUDA device here; use cpu or auto")
+    try:
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise EagleError(
+            f"device {device!r} asked for, but PyTorch cannot use it here ({str(error).splitlines()[0]}); use cpu, cuda or auto"
+        ) from error
     return resolved
 
 
@@ -133,7 +142,10 @@ def local_path(config: TargetConfig) -> str:
 def _package_file(name: str) -> Path:
     package, _, file = name.removeprefix("package:").partition("/")
     # Found without importing it: the package may need what is not installed.
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ModuleNotFoundError, ValueError):  # of a dotted name the first part is imported; "" is no name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise EagleError(
             f"target {name}: the Python package {package!r} is not installed; "

@@ -5,7 +5,7 @@ tokens, where `logits(features)` must equal the model's logits and a tree forwar
 commit in the middle, must equal the plain forward of each path.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,13 +39,25 @@ def check_architecture(model: PreTrainedModel, config: PreTrainedConfig, name: s
             f"target {name} has recurrent layers ({kinds}): their state cannot be rolled back to the accepted path of a "
             "tree; use a target whose layers are all full or sliding-window attention"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds_of_rope = {rope.get("rope_type")} | {v.get("rope_type") for v in rope.values() if isinstance(v, dict)}
-    if "dynamic" in kinds_of_rope:
+    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
         raise EagleError(
             f"target {name} uses dynamic RoPE scaling: its frequencies depend on the length of each forward, so a tree would "
             "be rotated differently from plain decoding; set another rope_type (yarn, linear, llama3)"
         )
+
+
+def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The RoPE settings, of all kinds of layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
+
+
+def longrope_switch(config: PreTrainedConfig) -> int | None:
+    """The length from which on LongRoPE rotates with its long factors; None: no LongRoPE."""
+    own = getattr(config, "original_max_position_embeddings", None)
+    found = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
+    lengths = [rope.get("original_max_position_embeddings") or own for rope in found]
+    return min((length for length in lengths if length), default=None)
 
 
 @torch.inference_mode()

@@ -134,7 +134,8 @@ def _draw(
     log_q_BND, noisy_BND = draft.sampler.draws(draft.draft_logits(predictions_BNH), depth=depth)
     drawn_BNc = noisy_BND.topk(count, dim=-1).indices
     log_q_BNc = log_q_BND.gather(-1, drawn_BNc)
-    if vocabulary.target_ids_D is not None:
-        outside_BNV = log_q_BND.new_full((*log_q_BND.shape[:2], vocabulary.full.vocab_size), -math.inf)
-        log_q_BND = outside_BNV.index_copy(-1, vocabulary.target_ids_D, log_q_BND)
+    if vocabulary.target_ids_D is not None or log_q_BND.shape[-1] != draft.target_size:
+        # A draft model's vocabulary may be padded to another size than the target's.
+        outside_BNV = log_q_BND.new_full((*log_q_BND.shape[:2], draft.target_size), -math.inf)
+        log_q_BND = outside_BNV.index_copy(-1, vocabulary.ids(log_q_BND.device), log_q_BND)
     return vocabulary.to_target(drawn_BNc).flatten(1), log_q_BNc.flatten(1), log_q_BND

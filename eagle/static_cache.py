@@ -14,6 +14,7 @@ import torch
 
 from eagle.cache import TreeCache, _TreeLayer
 from eagle.cuda_graph import Recorder
+from eagle.kernels.dispatch import wanted
 
 SMALLEST = 256
 """Slots of the smallest bucket."""
@@ -152,7 +153,7 @@ class StaticCache(TreeCache):
 
     def _move(self, *, source_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
         rows, count = source_BK.shape
-        key = ("move", rows, fixed_count(count))
+        key = ("move", rows, fixed_count(count), wanted())
         if key not in self.buffers.graphs:
             self.buffers.graphs[key] = _FixedMove(self._pool.recorder, rows=rows, count=fixed_count(count))
         self.buffers.graphs[key](self, source_BK=source_BK, target_BK=target_BK)

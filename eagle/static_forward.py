@@ -21,6 +21,7 @@ from eagle.attention import TreeStep
 from eagle.cache import Place
 from eagle.cuda_graph import Capture, Recorder
 from eagle.errors import EagleError
+from eagle.kernels.dispatch import wanted
 from eagle.kernels.placement import fill
 from eagle.kernels.tree_attention.reference import own_bits
 from eagle.static_cache import STRIDE, BufferPool, StaticCache, fixed_count
@@ -78,7 +79,7 @@ class StaticForward:
         rows, count = tokens_BN.shape
         nodes = fixed_count(count)
         cache.reserve(step.offset + nodes)
-        key = (variant, rows, nodes, step.offset)
+        key = (variant, rows, nodes, step.offset, wanted())
         if key not in cache.buffers.graphs:
             cache.buffers.graphs[key] = FixedStep(
                 forward, self.recorder, rows=rows, nodes=nodes, offset=step.offset, features_like=features_BNH

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from eagle.engine import Engine, packed_copy
 from eagle.errors import EagleError
 from eagle.kernels.placement import sent
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
-from eagle.probe import check_architecture, check_forward
+from eagle.probe import check_architecture, check_forward, longrope_switch
 from eagle.static_cache import StaticCache
 from eagle.static_forward import StaticForward, check_capturable
 from eagle.token_layers import TokenLayers
@@ -104,6 +104,8 @@ class Target:
         """
         if engine == self.engine:
             return
+        if engine not in get_args(Engine):
+            raise EagleError(f"engine {engine!r} is not one; expected {', '.join(get_args(Engine))}")
         static, packed = None, engine == "compiled"
         if engine == "cudagraph":
             static = StaticForward(layers=self.num_layers, device=self.device, capture=capture)
@@ -146,8 +148,13 @@ class Target:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence the model is made for; None when it does not say."""
-        return getattr(self.config, "max_position_embeddings", None)
+        """Longest sequence that is decoded; None when the model does not say.
+
+        That it is made for; under LongRoPE, what it was first trained on: beyond that its frequencies depend on the longest
+        position of each forward, so that pieces of one text would be rotated differently.
+        """
+        longest: int | None = getattr(self.config, "max_position_embeddings", None)
+        return longrope_switch(self.config) or longest
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ class Block:
             path.append(children[path[-1]][0])
             drafted.append(tokens[path[-1]])
         weight, end = 1.0, 0
-        target_V, draft_V = view.probabilities(0, []), self._draft(tree, row, path, 0)
+        target_V = view.probabilities(0, [])
+        draft_V = self._draft(tree, row, path, 0, like_V=target_V)
         rest_V = target_V if draft_V is None else _rest(target_V, draft_V, weight)
         for i in range(1, len(path)):
             assert draft_V is not None
@@ -41,7 +42,8 @@ class Block:
             weight = min(1.0, weight * float(target_V[token]) / float(draft_V[token]))
             if weight == 0:
                 break  # and so are all that follow
-            target_V, draft_V = view.probabilities(path[i], drafted[:i]), self._draft(tree, row, path, i)
+            target_V = view.probabilities(path[i], drafted[:i])
+            draft_V = self._draft(tree, row, path, i, like_V=target_V)
             left_V = target_V if draft_V is None else _rest(target_V, draft_V, weight)
             if view.accepts(weight if draft_V is None else _chance(weight, float(left_V.sum())), [], i):
                 end, rest_V = i, left_V if float(left_V.sum()) > 0 else target_V
@@ -50,9 +52,9 @@ class Block:
         return Walk(path=path[: end + 1], tokens=[*emitted, final], at_leaf=end == len(drafted))
 
     @staticmethod
-    def _draft(tree: DraftTree, row: int, path: list[int], i: int) -> torch.Tensor | None:
-        """What the i-th draft's successor was drawn from; None: the chain ends there."""
-        return tree.q_after(row, path[i]) if i < len(path) - 1 else None
+    def _draft(tree: DraftTree, row: int, path: list[int], i: int, *, like_V: torch.Tensor) -> torch.Tensor | None:
+        """What the i-th draft's successor was drawn from, on like_V's device; None: the chain ends there."""
+        return tree.q_after(row, path[i]).to(like_V.device) if i < len(path) - 1 else None
 
 
 def _rest(target_V: torch.Tensor, draft_V: torch.Tensor, weight: float) -> torch.Tensor:

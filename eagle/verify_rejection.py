@@ -33,7 +33,7 @@ class Rejection:
             node = path[-1]
             rest_V = view.probabilities(node, emitted)
             # Plain q: without a record the children are one distribution's only outcomes, each certain in its turn.
-            q_V = tree.q_after(row, node) if tree.children == "sampled" and children[node] else None
+            q_V = tree.q_after(row, node).to(rest_V.device) if tree.children == "sampled" and children[node] else None
             follower = None
             for attempt, child in enumerate(children[node]):
                 token = tokens[child]

@@ -149,9 +149,15 @@ class DraftTokens:
         """The target's ids of draft ids."""
         return draft_ids_X if self.target_ids_D is None else self.target_ids_D[draft_ids_X]
 
+    def ids(self, device: torch.device) -> torch.Tensor:
+        """int64 [D]: the target's ids of all draft ids."""
+        return torch.arange(self.size, device=device) if self.target_ids_D is None else self.target_ids_D
+
     def restrict(self, values_XV: torch.Tensor) -> torch.Tensor:
-        """[..., V] over the target's tokens -> [..., D]: the draft tokens' values."""
-        return values_XV if self.target_ids_D is None else values_XV.index_select(-1, self.target_ids_D)
+        """[..., V] over the target's tokens (V: D or more) -> [..., D]: the draft tokens' values."""
+        return (
+            values_XV[..., : self.size] if self.target_ids_D is None else values_XV.index_select(-1, self.target_ids_D)
+        )
 
     def holds(self, target_ids_X: torch.Tensor) -> torch.Tensor:
         """bool: whether each of the target's ids is a draft token."""

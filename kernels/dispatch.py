@@ -41,6 +41,11 @@ def using(backend: Backend) -> Iterator[None]:
         _wanted.reset(token)
 
 
+def wanted() -> Backend:
+    """What the enclosing `using` block asks for; recordings of launches hold for it alone."""
+    return _wanted.get()
+
+
 def checked(backend: str) -> Backend:
     """`backend` itself. Raises EagleError on an unknown name."""
     if backend not in get_args(Backend):

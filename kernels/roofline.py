@@ -1,6 +1,7 @@
 """The least time a kernel can take: what it must move over what the memory can move, or what it must multiply over what the
 tensor cores can multiply, whichever is longer."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +82,22 @@ DEVICES = {
         capability=80,
         source="NVIDIA A100 data sheet, 40 GB SXM",
     ),
+    "A100-PCIE-40GB": Device(
+        bandwidth=1.555e12,
+        half=312e12,
+        tf32=156e12,
+        processors=108,
+        capability=80,
+        source="NVIDIA A100 data sheet, 40 GB PCIe",
+    ),
+    "A100 80GB PCIe": Device(
+        bandwidth=1.935e12,
+        half=312e12,
+        tf32=156e12,
+        processors=108,
+        capability=80,
+        source="NVIDIA A100 data sheet, 80 GB PCIe",
+    ),
     "A100": Device(
         bandwidth=2.039e12,
         half=312e12,
@@ -90,9 +107,12 @@ DEVICES = {
         source="NVIDIA A100 data sheet, 80 GB SXM",
     ),
 }
-"""By a part of torch's device name; the first that fits."""
+"""By words of torch's device name; the first that fits."""
 
 
 def device_named(name: str) -> Device | None:
-    """The limits of a device by torch's name for it; None when it is not listed."""
-    return next((device for part, device in DEVICES.items() if part in name), None)
+    """The limits of a device by torch's name for it; None when it is not listed, or is a part of one (MIG)."""
+    words = set(re.split(r"[\s-]+", name))
+    if "MIG" in words:
+        return None
+    return next((device for key, device in DEVICES.items() if set(re.split(r"[\s-]+", key)) <= words), None)

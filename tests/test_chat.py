@@ -227,6 +227,17 @@ def test_a_rejected_turn_leaves_conversation_and_settings_as_they_were(decoder: 
     assert "temperature" not in session.settings
 
 
+def test_a_seed_may_be_set_under_a_preset_and_temperature_0_is_greedy_there(decoder: SpeculativeDecoder) -> None:
+    session = ChatSession(decoder=decoder, preset="code", settings={"max_new_tokens": 8})
+    session.set("seed", "5")
+    assert session.samples()
+    session.set("temperature", "0")
+    assert not session.samples()
+    list(session.answer("hello"))
+    assert session.turns[-1].seed is None
+    assert session.messages[-1]["content"] == plainly(decoder, session.messages[:1], 8)
+
+
 def test_a_fixed_seed_gives_the_same_answer_again(decoder: SpeculativeDecoder) -> None:
     def said(seed: int) -> str:
         session = ChatSession(decoder=decoder, settings={"temperature": 1.0, "max_new_tokens": 12, "seed": seed})

@@ -107,6 +107,8 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
         "2",
     )
     assert said("generate", *parts, "--tree-depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
+    for drafter in ("chain", "static"):  # of the recipe's tree each takes what it reads
+        assert said(*common, "--drafter", drafter, "hello to the cat") == shell.stdout
     assert said(*common, "--raw", "hello to the cat") != shell.stdout
     assert said(*common, "--engine", "compiled", "hello to the cat") == shell.stdout
     code, _, err = in_process(capsys, *common, "--engine", "cudagraph", "hello to the cat")

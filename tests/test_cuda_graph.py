@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from eagle import cuda_graph
 from eagle.cuda_graph import WARM_UPS, Captured, Inputs, Recorder
 from eagle.errors import EagleError
 from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import record
+from tests.kernels.interpreted import INTERPRETED
 
 
 class _Graph:
@@ -26,6 +28,9 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     entered: list[Any] = []
 
     class Stream:
+        def __init__(self, device: Any = None):
+            self.device = device
+
         def wait_stream(self, other: Any) -> None:
             """There is no other."""
 
@@ -39,12 +44,18 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool, stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, **how: zeros(*shape, **how))
+    monkeypatch.setattr(cuda_graph, "_grounds", {})
+    monkeypatch.setattr(cuda_graph, "_spoilt", [])
     return entered
 
 
 def captured(work: Any) -> Captured[Any]:
-    return Captured(work, device=torch.device("cuda:1"), capture="cuda", memory=None)
+    return Captured(work, device=torch.device("cuda:1"), capture="cuda")
 
 
 def a_commit() -> Any:
@@ -95,6 +106,41 @@ def test_inputs_are_sent_on_their_own_device(devices: list[Any]) -> None:
     assert devices == [Elsewhere.device] * 2
 
 
+def test_all_recordings_of_a_device_share_streams_and_memory_that_outlive_them(
+    devices: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def graph(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
+        recorded.append((pool, stream))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+
+    def on(index: int, *, fails: bool = False) -> tuple[Any, Any]:
+        def work() -> tuple[torch.Tensor, ...]:
+            if fails and len(recorded) > before:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return ()
+
+        cuda_graph.ground(torch.device("cuda", index))
+        before = len(recorded)
+        Captured(work, device=torch.device("cuda", index), capture="cuda")()
+        return recorded[-1]
+
+    first, again, other = on(0), on(0), on(1)
+    assert first == again
+    assert first[0] is not other[0]
+    assert (first[1].device.index, other[1].device.index) == (0, 1)
+    with pytest.raises(EagleError, match="cannot be captured"):
+        on(0, fails=True)
+    assert on(0)[0] is not first[0], "what a failed recording has touched is not used again"
+    assert on(1) == other
+    assert [place.memory for place in cuda_graph._spoilt] == [first[0]], "and lives on for the graphs in it"
+
+
+@INTERPRETED
 def test_a_recording_holds_what_its_kernels_read(devices: list[Any]) -> None:
     """The table of addresses is made once and dropped when many others came since; a replay reads it nevertheless."""
     from eagle.kernels.commit import triton as commit_triton
@@ -125,6 +171,7 @@ def test_a_recording_holds_what_its_kernels_read(devices: list[Any]) -> None:
     assert tables[0]() is None
 
 
+@INTERPRETED
 def test_a_replay_counts_the_kernels_that_it_runs(devices: list[Any]) -> None:
     recording = captured(a_commit())
     recording()
@@ -150,8 +197,10 @@ def test_too_little_memory_is_told_as_that(devices: list[Any], monkeypatch: pyte
         captured(work)()
     assert "cannot be captured" not in str(caught.value)
 
+    cuda_graph.ground(torch.device("cuda:1"))  # anew, where the recording failed
+
     @contextmanager
-    def graph(graph: Any, pool: Any) -> Iterator[None]:
+    def graph(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
         try:
             yield
         finally:

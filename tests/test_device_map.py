@@ -13,6 +13,9 @@ from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
+from eagle.tree import DraftTree
+from eagle.verify_block import Block
+from eagle.verify_rejection import Rejection
 from eagle.vocab import DraftVocabulary
 from tests.tiny import VOCAB, tiny_model
 
@@ -46,6 +49,42 @@ def test_states_and_embeddings_come_to_the_heads_device(
     drafter.observe(torch.zeros(1, 5, width), torch.zeros(1, 5, dtype=torch.int64), torch.tensor([5]))
     assert drafter.predicted_BH.device == THERE
     assert drafter.cache.layers[0].keys.device == THERE
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=lambda rule: rule.name)
+def test_what_was_drafted_from_comes_to_the_targets_probabilities(
+    rule: Rejection | Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host's walk the tree is on the CPU, the probabilities where the target's logits are."""
+    tree = DraftTree.from_parents(
+        torch.tensor([[1, 2]]),
+        torch.tensor([[-1, 0]]),
+        children="sampled",
+        log_q_BEV=torch.zeros(1, 1, VOCAB),
+        q_row_BN=torch.tensor([[0, -1]]),
+    )
+    moved: list[torch.device] = []
+
+    class Drawn:
+        """Lies elsewhere: all that it can do is to come."""
+
+        def to(self, device: torch.device) -> torch.Tensor:
+            moved.append(device)
+            return torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
+
+    class View:
+        def probabilities(self, node: int, emitted: list[int]) -> torch.Tensor:
+            return torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
+
+        def accepts(self, chance: float, emitted: list[int], attempt: int) -> bool:
+            return False
+
+        def draw(self, weights_V: torch.Tensor, emitted: list[int]) -> int:
+            return 3
+
+    monkeypatch.setattr(DraftTree, "q_after", lambda self, row, node: Drawn())
+    assert rule.walk(tree, 0, View()).tokens == [3]  # type: ignore[arg-type]
+    assert moved == [torch.device("cpu")]
 
 
 def test_ids_of_draft_tokens_are_where_the_draft_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder, SpeculativeOutput
-from eagle.drafters import make_drafter
+from eagle.drafters import make_drafter, with_drafter
 from eagle.drafting import Drafter
 from eagle.dynamic_tree import DynamicTree
 from eagle.errors import EagleError
@@ -297,6 +297,55 @@ def test_a_draft_model_with_another_tokenizer_is_refused_and_padding_of_the_voca
         assert max(int(tree.tokens_BN[:, 1:].max()) for tree in tree.trees) < min(size, VOCAB)
 
 
+@pytest.mark.parametrize("size", [VOCAB + 16, VOCAB - 16])
+@pytest.mark.parametrize(("rule", "top_k"), [("coupled", 3), ("rejection", 3), ("rejection", 1), ("block", 1)])
+def test_a_draft_model_of_another_padding_serves_every_rule(rule: str, top_k: int, size: int, target: Target) -> None:
+    """It never proposes what only one of the two has, and what it is tested against has the target's width."""
+    padded = Target(tiny_model(vocab_size=size), tiny_tokenizer())
+    decode = DecodeConfig(drafter="model", budget=9, top_k=top_k, depth=3)
+    decoder = SpeculativeDecoder.from_pretrained(target, decode=decode, rule=rule, draft_model=padded)
+    ids, mask = ragged()
+    for sampling in SAMPLINGS.values():
+        out = decoder.generate(ids, mask, max_new_tokens=16, eos_token_id=[], **sampling)
+        assert out.sequences.shape == (4, 21 + 16)
+        if rule == "coupled" or not sampling:
+            plain = decoder.plain().generate(ids, mask, max_new_tokens=16, eos_token_id=[], **sampling)
+            assert torch.equal(out.sequences, plain.sequences)
+
+
+def test_options_that_a_drafter_does_not_read_are_refused(target: Target, head: EagleHead) -> None:
+    for drafter, option in (("static", "budget"), ("static", "depth"), ("chain", "top_k"), ("ngram", "top_k")):
+        decode = DecodeConfig(drafter=drafter, **{option: 3})  # type: ignore[arg-type]
+        with pytest.raises(EagleError, match=rf"decode\.{option} is 3, but only the drafter"):
+            SpeculativeDecoder.from_pretrained(target, head, decode=decode)
+    with pytest.raises(EagleError, match=r"drafter is 'eagel2', expected one of eagle2"):
+        DecodeConfig(drafter="eagel2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_depth_that_batch_mates_decide_is_refused_where_the_text_depends_on_it(
+    rule: str, target: Target, head: EagleHead
+) -> None:
+    decode = DecodeConfig(top_k=1, budget=4, depth=3, level_cost=0.4)
+    with pytest.raises(EagleError, match="depth would depend on the batch"):
+        SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
+
+
+def test_two_texts_of_one_decoder_do_not_mix(target: Target, head: EagleHead) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+    prompts = [torch.randint(3, 300, (1, 9), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    first = decoder.pieces(prompts[0], max_new_tokens=20, do_sample=False, eos_token_id=[])
+    next(first)
+    second = [piece.token for piece in decoder.pieces(prompts[1], max_new_tokens=20, do_sample=False, eos_token_id=[])]
+    alone = decoder.plain().generate(prompts[1], max_new_tokens=20, do_sample=False, eos_token_id=[])
+    assert second == alone.sequences[0, 9:].tolist()
+    with pytest.raises(EagleError, match="another text was begun with this decoder"):
+        list(first)
+    plain = decoder.plain()
+    both = [plain.pieces(prompt, max_new_tokens=12, do_sample=False, eos_token_id=[]) for prompt in prompts]
+    assert len(list(zip(*both))) == 12, "plain decoding has no drafter to share"
+
+
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     shortest=st.integers(1, 2),
@@ -403,7 +452,7 @@ def test_a_step_reads_as_much_of_a_long_row_as_of_a_short_one() -> None:
         (dict(drafter="static", level_cost=0.1), 'only the drafter "eagle2 or chain or model" reads it'),
         (
             dict(drafter="model", depth=2, rule="rejection", level_cost=0.1),
-            'the rule "rejection" verifies sampled trees',
+            'under the rule "rejection" a text depends on its trees',
         ),
         (dict(drafter="model"), "set decode.draft_model"),
         (dict(drafter="static"), '"static" needs a draft head'),
@@ -430,7 +479,7 @@ def test_plain_decoding_is_what_none_stands_for(target: Target, head: EagleHead)
 def test_every_drafter_works_with_every_rule_for_trees(
     drafter: str, rule: str, target: Target, head: EagleHead, other: Target
 ) -> None:
-    decode = DecodeConfig(drafter=drafter, budget=9, top_k=2, depth=3)  # type: ignore[arg-type]
+    decode = with_drafter(DecodeConfig(budget=9, top_k=2, depth=3), drafter)
     model = other if drafter == "model" else None
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule, draft_model=model)
     ids, mask = ragged()

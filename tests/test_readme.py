@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle.config import read_recipe
 from tests.tiny import FAMILIES
 
 ROOT = Path(__file__).parent.parent
@@ -27,12 +28,21 @@ def test_the_table_of_families_is_the_list_that_is_tested() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_named_exists(command: str) -> None:
+def test_every_command_named_exists_with_its_options(command: str) -> None:
     out = subprocess.run(
         [sys.executable, "-m", "eagle.cli", *command.split(), "--help"], capture_output=True, text=True, check=False
     )
     assert out.returncode == 0, out.stderr
-    assert out.stdout.strip()
+    calls = re.findall(rf"eagle {command}\b((?:[^`\n\\]|\\\n)*)", EVERYTHING)
+    missing = {flag for call in calls for flag in re.findall(r" (--[a-z][\w.-]*)", call) if flag not in out.stdout}
+    assert not missing
+
+
+def test_the_recipe_shown_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "recipe.yaml").write_text(text)
+    recipe = read_recipe(tmp_path / "recipe.yaml")
+    assert recipe.head.version == "eagle3"
 
 
 def test_every_module_named_exists() -> None:

@@ -205,6 +205,17 @@ def test_the_next_call_finds_what_was_recorded(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(again.sequences.flip(0)[:, : first.sequences.shape[1]], first.sequences)
 
 
+def test_what_was_recorded_with_other_kernels_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = _Count(monkeypatch)
+    target = static()
+    ids, mask = ragged()
+    for kernels, records in (("auto", True), ("auto", False), ("reference", True), ("reference", False)):
+        count.take()
+        decoder = SpeculativeDecoder(target, kernels=kernels)  # type: ignore[arg-type]
+        decoder.generate(ids, mask, max_new_tokens=6, eos_token_id=[])
+        assert (count.take() > 0) == records, kernels
+
+
 def test_a_draft_models_next_batch_takes_the_last_ones_buffers() -> None:
     drafter = ModelDrafter(static(), Target(tiny_model()), DynamicTree(budget=6, top_k=2, depth=3))
     row = Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9)

@@ -19,10 +19,13 @@ from transformers import (
     T5Config,
 )
 
+from eagle import attention
+from eagle.attention import TreeStep
 from eagle.config import TargetConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.loading import load_tokenizer
+from eagle.ngram_drafter import NgramDrafter
 from eagle.target import Target, weights_hash
 from eagle.token_layers import TokenLayers
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
@@ -134,6 +137,31 @@ def test_targets_that_cannot_be_verified_as_a_tree_are_refused_with_the_reason(m
     assert callable(make)
     with pytest.raises(EagleError, match=reason):
         Target(make().eval())
+
+
+def test_positions_of_a_long_prompt_need_no_ancestor_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are N * N / 64 words a row: 2 GB at 131,072 tokens."""
+    monkeypatch.setattr(attention, "own_bits", lambda *arguments, **options: pytest.fail("made"))
+    step = TreeStep(lengths_B=torch.tensor([0, 3]), depths_BN=torch.arange(4).expand(2, -1), ancestors_BNW=None)
+    assert step.positions_on(torch.device("cpu")).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6]]
+
+
+def test_under_longrope_texts_end_where_its_frequencies_would_change() -> None:
+    """Beyond that length transformers rotates a forward by its longest position, so pieces of a text would disagree."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, **factors}
+    sizes = {"max_position_embeddings": 160, "original_max_position_embeddings": 40}
+    model = tiny_model("phi3", rope_parameters=rope, pad_token_id=0, **sizes)
+    target = Target(model)
+    assert target.max_positions == 40
+    ids = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(1))
+    decoder = SpeculativeDecoder(target, NgramDrafter())
+    out = decoder.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=[])
+    own = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(out.sequences, own)
+    with pytest.raises(EagleError, match="40"):
+        decoder.generate(ids, max_new_tokens=21, do_sample=False)
+    assert Target(tiny_model("llama")).max_positions == tiny_model("llama").config.max_position_embeddings
 
 
 class _ScaledLogits(LlamaForCausalLM):

@@ -66,6 +66,7 @@ def _soft_cross_entropy(
         top_p = tl.exp(top_teacher - teacher_lse)
         tl.store(TopLosses + row, tl.sum(top_p * (student_lse - top_student), 0))
         drawn = weight + top_weight * tl.sum(top_p, 0)
+        tl.debug_barrier()  # every thread has its top logits before another writes slopes over them
     for start in range(0, tokens, BLOCK):
         there = start + lane < tokens
         student = tl.load(Student + start + lane, mask=there, other=never).to(tl.float32)

@@ -58,7 +58,7 @@ def tree_attention(
                 query_BhNd if query_BhNd.stride(-1) == 1 else query_BhNd.contiguous(),
                 key_BkSd,
                 value_BkSd,
-                lengths_B=lengths_B,
+                lengths_B=lengths_B.contiguous(),
                 ancestors_BNW=ancestors_BNW.contiguous(),
                 query_depths_BN=query_depths_BN.contiguous(),
                 column_depths_BC=column_depths_BC.contiguous(),

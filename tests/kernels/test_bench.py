@@ -10,7 +10,7 @@ import torch
 
 from eagle.kernels import bench, compile_table, measure
 from eagle.kernels.measure import Case, measured, report
-from eagle.kernels.roofline import Cost
+from eagle.kernels.roofline import Cost, device_named
 
 
 def case(run: Callable[[], Any], **baselines: Callable[[], Any]) -> Case:
@@ -47,6 +47,26 @@ def test_every_kernel_has_a_benchmark_and_a_model() -> None:
     assert bench.folders() == compile_table.folders()
     root = Path(bench.__file__).parent
     assert [folder for folder in bench.folders() if not (root / folder / "model.py").exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [
+        ("NVIDIA H200", 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 3.35e12),
+        ("NVIDIA H100 PCIe", 2.0e12),
+        ("NVIDIA A100-SXM4-80GB", 2.039e12),
+        ("NVIDIA A100-SXM4-40GB", 1.555e12),
+        ("NVIDIA A100-PCIE-40GB", 1.555e12),
+        ("NVIDIA A100 80GB PCIe", 1.935e12),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_a_device_has_the_limits_of_its_own_name_alone(name: str, bandwidth: float | None) -> None:
+    found = device_named(name)
+    assert (None if found is None else found.bandwidth) == bandwidth
 
 
 @pytest.mark.usefixtures("pretended_gpu")

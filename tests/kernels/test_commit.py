@@ -1,4 +1,4 @@
-"""Commit in Triton's interpreter against its reference: accepted rows of all layers, in place, in one launch."""
+"""Commit in Triton (interpreted without a GPU) against its reference: accepted rows of all layers, in place, in one launch."""
 
 import pytest
 import torch
@@ -10,12 +10,14 @@ from eagle.kernels.commit.op import commit, move_slots
 from eagle.kernels.commit.reference import slots_of_path
 from eagle.kernels.dispatch import record
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def buffers(*, count: int, rows: int, heads: int, slots: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Every element is a number of its own, so that a row that went astray shows."""
     size = rows * heads * slots * dim
     return [
-        (torch.arange(size) + size * i).to(torch.float64).to(dtype).reshape(rows, heads, slots, dim)
+        (torch.arange(size) + size * i).to(torch.float64).to(dtype).reshape(rows, heads, slots, dim).to(DEVICE)
         for i in range(count)
     ]
 
@@ -38,11 +40,11 @@ paths = st.lists(st.lists(st.integers(0, 39), max_size=20, unique=True).map(sort
 def test_accepted_nodes_move_and_nothing_else_does(paths: list[list[int]], seed: int, backend: str) -> None:
     """Paths longer than a chunk and overlapping ones included."""
     rows, longest = len(paths), max(1, max(map(len, paths)))
-    path_BK = torch.full((rows, longest), 10**6)  # what lies behind a path may be anything
+    path_BK = torch.full((rows, longest), 10**6, device=DEVICE)  # what lies behind a path may be anything
     for b, path in enumerate(paths):
         path_BK[b, : len(path)] = torch.tensor(path, dtype=torch.int64)
-    counts_B = torch.tensor([len(path) for path in paths])
-    lengths_B = torch.randint(0, 9, (rows,), generator=torch.Generator().manual_seed(seed))
+    counts_B = torch.tensor([len(path) for path in paths], device=DEVICE)
+    lengths_B = torch.randint(0, 9, (rows,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     layers = buffers(count=2, rows=rows, heads=1, slots=50, dim=6, dtype=torch.float32)
     expected = [kept_by_hand(layer, path_BK, counts_B, lengths_B) for layer in layers]
     commit(layers, path_BK=path_BK, counts_B=counts_B, lengths_B=lengths_B, backend=backend)  # type: ignore[arg-type]
@@ -53,9 +55,10 @@ def test_accepted_nodes_move_and_nothing_else_does(paths: list[list[int]], seed:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("dim", [1, 5, 80])  # words of 1 element to 8 bytes
 def test_views_of_larger_buffers_of_every_type(dtype: torch.dtype, dim: int) -> None:
-    whole = [torch.randn(3, 2, 40, dim).to(dtype) for _ in range(4)]
+    whole = [torch.randn(3, 2, 40, dim).to(DEVICE, dtype) for _ in range(4)]
     views = [one[:2, :, :33] for one in whole]
-    path_BK, counts_B, lengths_B = torch.tensor([[0, 2, 5], [1, 3, 4]]), torch.tensor([3, 2]), torch.tensor([7, 0])
+    path_BK = torch.tensor([[0, 2, 5], [1, 3, 4]], device=DEVICE)
+    counts_B, lengths_B = torch.tensor([3, 2], device=DEVICE), torch.tensor([7, 0], device=DEVICE)
     expected = [torch.cat([kept_by_hand(one[:2], path_BK, counts_B, lengths_B), one[2:]]) for one in whole]
     with record() as calls:
         source_BK, target_BK = slots_of_path(path_BK, counts_B, lengths_B)
@@ -65,8 +68,9 @@ def test_views_of_larger_buffers_of_every_type(dtype: torch.dtype, dim: int) -> 
 
 
 def test_layers_of_different_shape_are_moved_in_groups() -> None:
-    layers = [torch.randn(1, 2, 9, 4), torch.randn(1, 1, 9, 8), torch.randn(1, 2, 9, 4)]
-    arguments = {"path_BK": torch.tensor([[1, 3]]), "counts_B": torch.tensor([2]), "lengths_B": torch.tensor([2])}
+    layers = [torch.randn(shape, device=DEVICE) for shape in ((1, 2, 9, 4), (1, 1, 9, 8), (1, 2, 9, 4))]
+    numbers = {"path_BK": [[1, 3]], "counts_B": [2], "lengths_B": [2]}
+    arguments = {name: torch.tensor(value, device=DEVICE) for name, value in numbers.items()}
     expected = [kept_by_hand(layer, **arguments) for layer in layers]
     with record() as calls:
         commit(layers, **arguments, backend="triton")
@@ -75,15 +79,17 @@ def test_layers_of_different_shape_are_moved_in_groups() -> None:
 
 
 def test_shapes_that_do_not_belong_together_are_refused() -> None:
-    layer, two = torch.zeros(2, 1, 4, 2), torch.zeros(2, dtype=torch.int64)
+    layer, two = torch.zeros(2, 1, 4, 2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(EagleError, match="counts and lengths of shape"):
-        commit([layer], path_BK=torch.zeros(2, 3, dtype=torch.int64), counts_B=two[:1], lengths_B=two)
+        commit([layer], path_BK=torch.zeros(2, 3, dtype=torch.int64, device=DEVICE), counts_B=two[:1], lengths_B=two)
     with pytest.raises(EagleError, match="the 1 rows of the path"):
-        commit([layer], path_BK=torch.zeros(1, 3, dtype=torch.int64), counts_B=two[:1], lengths_B=two[:1])
+        commit(
+            [layer], path_BK=torch.zeros(1, 3, dtype=torch.int64, device=DEVICE), counts_B=two[:1], lengths_B=two[:1]
+        )
     with pytest.raises(EagleError, match="head dim of the buffers is not contiguous"):
         commit(
             [layer.transpose(2, 3)],
-            path_BK=torch.zeros(2, 1, dtype=torch.int64),
+            path_BK=torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
             counts_B=two,
             lengths_B=two,
             backend="triton",

@@ -12,7 +12,10 @@ from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import Backend, record, using
 from eagle.target import Target
+from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model, tiny_tokenizer
+
+pytestmark = INTERPRETED
 
 
 @pytest.mark.slow

@@ -13,7 +13,10 @@ from eagle.kernels.dispatch import Backend
 from eagle.target import Target
 from eagle.vocab import DraftVocabulary
 from tests.head_drafters import static_drafter
+from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model
+
+pytestmark = INTERPRETED
 
 torch.set_num_threads(1)
 

@@ -23,8 +23,9 @@ from eagle.kernels.verify import model as verify_model
 from eagle.kernels.verify.op import decide, walk
 from eagle.kernels.verify.reference import Tree
 from tests.kernels.counting import counted
+from tests.kernels.interpreted import INTERPRETED
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="counts what the interpreter does")
+pytestmark = INTERPRETED
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 80), (torch.float32, 5)])

@@ -17,10 +17,13 @@ from eagle.train.loop import train
 from eagle.train.objective import Objective
 from eagle.train.step import batch_losses
 from eagle.vocab import DraftTokens
+from tests.kernels.interpreted import INTERPRETED
 from tests.kernels.poison import poisoned
 from tests.train.batch_cases import random_batch, small_head, small_tokens
 from tests.train.stores import tiny_recipe, write_tiny_store
 from tests.train.test_step import metrics_of
+
+pytestmark = INTERPRETED
 
 __all__ = ["poisoned"]
 PLAIN = Objective(steps=1)

@@ -10,6 +10,8 @@ from eagle.kernels.dispatch import Backend, record
 from eagle.kernels.tree_attention.reference import unpack_bits
 from eagle.kernels.tree_build.op import ancestry, tree_links
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @st.composite
 def parents(draw: st.DrawFn) -> list[list[int]]:
@@ -22,9 +24,9 @@ def parents(draw: st.DrawFn) -> list[list[int]]:
 @given(rows=parents(), backend=st.sampled_from(["triton", "reference"]))
 @settings(max_examples=12, deadline=None)
 def test_links_are_those_read_off_the_tree(rows: list[list[int]], backend: Backend) -> None:
-    lengths_B = torch.arange(len(rows)) * 100
-    links = tree_links(torch.tensor(rows), lengths_B, backend=backend)
-    depths_BN, ancestors_BNW = ancestry(torch.tensor(rows), backend=backend)
+    lengths_B = torch.arange(len(rows), device=DEVICE) * 100
+    links = tree_links(torch.tensor(rows, device=DEVICE), lengths_B, backend=backend)
+    depths_BN, ancestors_BNW = ancestry(torch.tensor(rows, device=DEVICE), backend=backend)
     assert torch.equal(depths_BN, links.depths_BN)
     assert torch.equal(ancestors_BNW, links.ancestors_BNW)
     seen_BNN = unpack_bits(links.ancestors_BNW, len(rows[0]))
@@ -46,9 +48,13 @@ def test_a_chain_of_130_nodes_and_a_star() -> None:
     """The deepest and the widest tree; bit 63 of a word is the sign of an int64."""
     chain, star = list(range(-1, 129)), [-1] + [0] * 129
     with record() as calls:
-        got = tree_links(torch.tensor([chain, star]), torch.tensor([3, 4]), backend="triton")
+        got = tree_links(
+            torch.tensor([chain, star], device=DEVICE), torch.tensor([3, 4], device=DEVICE), backend="triton"
+        )
     assert calls == {("tree_build", "triton"): 1}
-    wanted = tree_links(torch.tensor([chain, star]), torch.tensor([3, 4]), backend="reference")
+    wanted = tree_links(
+        torch.tensor([chain, star], device=DEVICE), torch.tensor([3, 4], device=DEVICE), backend="reference"
+    )
     for name, tensor in vars(wanted).items():
         assert torch.equal(getattr(got, name), tensor), name
     assert got.depths_BN[0].tolist() == list(range(130))
