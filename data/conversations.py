@@ -90,6 +90,7 @@ def _interpret(row: Row) -> Conversation:
     value, notes = row.value, list[str]()
     if not isinstance(value, Mapping):
         raise _RowError("not an object", f"got {_kind(value)}, {_EXPECTED}")
+    _check_encodable(value, "the row")
     turns = value.get("turns")
     if turns is not None and all(value.get(key) is None for key in ("messages", "conversations")):
         if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
@@ -108,6 +109,24 @@ def _interpret(row: Row) -> Conversation:
         tools=_tools(value.get("tools")),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _check_encodable(value: Any, name: str) -> None:
+    """Refuses a value with a text anywhere in it, as a key too, that cannot be written as UTF-8."""
+    todo: list[tuple[str, Any]] = [(name, value)]
+    while todo:
+        place, item = todo.pop()
+        if isinstance(item, Mapping):
+            todo += [(f"a key of {place}", key) for key in item]
+            todo += [(f"{key} of {place}", part) for key, part in item.items()]
+        elif isinstance(item, (list, tuple)):
+            todo += [(f"{number} of {place}", part) for number, part in enumerate(item, 1)]
+        elif isinstance(item, str):
+            try:
+                item.encode("utf-8")
+            except UnicodeEncodeError as error:
+                shown = place.encode("utf-8", "backslashreplace").decode("utf-8")
+                raise _RowError("half a surrogate pair", f"character {error.start} of {shown}") from None
 
 
 def _turns(value: Mapping[str, Any]) -> list[Any]:
@@ -162,8 +181,10 @@ def _message(turn: Any, position: int, notes: list[str]) -> Message:
         reasoning = next((turn[key] for key in ("reasoning_content", "thinking") if turn.get(key)), None)
         if isinstance(reasoning, str):
             message["reasoning_content"] = reasoning
-        if turn.get("tool_calls"):
-            message["tool_calls"] = list(turn["tool_calls"])
+        if calls := turn.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise _RowError("tool_calls is not a list", f"turn {position}: got {_kind(calls)}")
+            message["tool_calls"] = list(calls)
     message.update({key: turn[key] for key in ("name", "tool_call_id") if role == "tool" and turn.get(key)})
     return message
 
@@ -186,16 +207,13 @@ def _text(content: Any, notes: list[str]) -> str:
         content = "".join(parts)
     if not isinstance(content, str):
         raise _RowError("content that is not text", f"got {_kind(content)}")
-    try:
-        content.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _RowError("half a surrogate pair", f"character {error.start} of a turn") from None
     return content
 
 
 def _tool_call(content: Any, position: int) -> Message:
     try:
         call = json.loads(content) if isinstance(content, str) else content
+        _check_encodable(call, f"the tool call in turn {position}")  # JSON in JSON has escapes of its own
         return {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
         raise _RowError("a tool call that is not JSON with name and arguments", f"turn {position}") from None
@@ -207,6 +225,7 @@ def _tools(tools: Any) -> tuple[Any, ...] | None:
             tools = json.loads(tools)
         except json.JSONDecodeError as error:
             raise _RowError("tools is not valid JSON", error.msg) from None
+        _check_encodable(tools, "tools")
     if tools and not isinstance(tools, list):
         raise _RowError("tools is not a list", f"got {_kind(tools)}")
     return tuple(tools) if tools else None

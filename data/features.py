@@ -8,7 +8,6 @@ but the plan, so a killed and resumed extraction, or one by several processes, g
 Also a program: `accelerate launch -m eagle.data.features --config RECIPE [--features.dtype float32 ...]`.
 """
 
-import dataclasses
 import errno
 import hashlib
 import shutil
@@ -23,13 +22,15 @@ import numpy as np
 import yaml
 from accelerate import Accelerator
 
-from eagle.config import Recipe, TargetConfig, as_dict, read_recipe
+from eagle.config import Recipe, as_dict, read_recipe
+from eagle.data.devices import own_device as own_device
 from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import ShardBuffer, ShardPlan, plan_shards
 from eagle.data.store import (
     FORMAT,
     REBUILD,
+    STAMP,
     TOKEN_LAYERS,
     finished_shard,
     read_json,
@@ -37,6 +38,7 @@ from eagle.data.store import (
     shard_path,
     write_manifest,
 )
+from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from eagle.exits import exit_code
 from eagle.files import atomic_path, write_json
@@ -97,7 +99,9 @@ def extract(recipe: Recipe, accelerator: Accelerator | None = None) -> dict[str,
                     f"{len(missing)} of {len(shards)} shards are not in {directory} (first: {missing[0]}); all "
                     "processes must write to one shared folder. Run the same command again: it writes what is missing"
                 )
-            write_manifest(directory, identity=identity, shards=[sidecar for sidecar in sidecars if sidecar])
+            stamp = weights_stamp(recipe.target)
+            made_from = identity if stamp is None else {**identity, STAMP: stamp}
+            write_manifest(directory, identity=made_from, shards=[sidecar for sidecar in sidecars if sidecar])
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -135,13 +139,6 @@ def write_shards(
 
 
 # --- what an extraction is made from, and whether it can be made ---------------------------------------------------
-
-
-def own_device(config: TargetConfig, state: Accelerator) -> TargetConfig:
-    """With several processes each has its own GPU."""
-    if state.num_processes == 1 or config.device not in ("auto", "cuda"):
-        return config
-    return dataclasses.replace(config, device=str(state.device))
 
 
 def _identity(

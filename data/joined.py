@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from eagle.data.documents import Document
+from eagle.data.identity import without_name
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.files import sha256_text
@@ -32,7 +33,8 @@ class JoinedStores:
         for number, store in enumerate(stores):
             if folders[number] in folders[:number]:
                 raise EagleError(f"{store.name} is named twice; take it out of features.more_stores")
-            if store.target_identity != first.target_identity or store.hidden_size != first.hidden_size:
+            same_target = without_name(store.target_identity) == without_name(first.target_identity)
+            if not same_target or store.hidden_size != first.hidden_size:
                 raise EagleError(
                     f"{store.name} is of the target {_target(store)}, {first.name} of {_target(first)}; features of different "
                     "targets cannot be learnt together: take it out of features.more_stores"
@@ -67,9 +69,9 @@ class JoinedStores:
         """The same documents as a head with these aux layers reads them. Raises EagleError when a store lacks one."""
         return JoinedStores([store.for_layers(aux_layers) for store in self.stores], kept=self._kept)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, with_name: bool = False) -> str:
         """Of all stores, in their order."""
-        return sha256_text(json.dumps([*(store.fingerprint() for store in self.stores), len(self)]))
+        return sha256_text(json.dumps([*(store.fingerprint(with_name=with_name) for store in self.stores), len(self)]))
 
     @property
     def repeated(self) -> int:

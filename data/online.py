@@ -4,6 +4,7 @@ B documents of a forward, T tokens of the longest, H hidden.
 """
 
 import copy
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from accelerate import Accelerator
 
 from eagle.config import Recipe
+from eagle.data.devices import own_device
 from eagle.data.documents import Document, Documents
-from eagle.data.features import own_device, require_fitting, require_layers
+from eagle.data.features import require_fitting, require_layers
+from eagle.data.identity import without_name
 from eagle.data.joined import JoinedStores
 from eagle.data.match import require_match
 from eagle.data.prepare import load_prepared
@@ -32,12 +35,13 @@ def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
     """What training reads, as train.features says: the recipe's stores, or its target over the prepared data.
 
     Every process of a launch calls this; each loads its own target, whole, on its own device.
-    Raises EagleError when there is no finished store, or it is of another target or other data than the recipe (as far as
-    can be told without the target); online: no prepared data, or data that does not fit the target.
+    Raises EagleError when there is no finished store, or it is of another target or other data than the recipe; online: no
+    prepared data, or data that does not fit the target.
     """
     if recipe.train.features == "store":
         store = FeatureStore.open(recipe.store_dir)
-        require_match(store, recipe)
+        with whole_models(accelerator):
+            require_match(store, recipe)
         more = [FeatureStore.open(folder) for folder in recipe.features.more_stores]
         if not more:
             return store
@@ -84,7 +88,7 @@ class TargetDocuments:
     def remedy(self) -> str:
         return "run the target in a dtype with more range (target.dtype bfloat16 or float32), or look at that document"
 
-    @property
+    @functools.cached_property
     def target_identity(self) -> dict[str, Any]:
         return self.target.identity()
 
@@ -95,9 +99,10 @@ class TargetDocuments:
         view.aux_layers = tuple(aux_layers)
         return view
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, with_name: bool = False) -> str:
         """Of the target's identity and dtype and of what the prepared data was made from."""
-        parts = [self.target_identity, str(self.target.dtype), self.manifest["fingerprint"]]
+        target = self.target_identity if with_name else without_name(self.target_identity)
+        parts = [target, str(self.target.dtype), self.manifest["fingerprint"]]
         return sha256_text(json.dumps(parts, sort_keys=True))
 
     def split(self, name: str) -> list[int]:

@@ -19,7 +19,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from eagle.config import DataConfig, Recipe, as_dict
 from eagle.data.conversations import read_conversation
-from eagle.data.render import VERSION, Renderer
+from eagle.data.render import Renderer
 from eagle.data.sources import Rejected, Source, count_rows, read_rows, resolve, source_sha256
 from eagle.data.tally import Tally
 from eagle.errors import EagleError
@@ -52,7 +52,8 @@ def prepare(recipe: Recipe) -> dict[str, Any]:
     _check(recipe)
     sources = [source for name in recipe.data.sources for source in resolve(name, split=recipe.data.split)]
     tokenizer = load_tokenizer(recipe.target, recipe.data.chat_template)
-    inputs = _inputs(recipe, sources, tokenizer_identity(tokenizer))
+    renderer = Renderer(tokenizer, max_len=recipe.data.max_len)
+    inputs = _inputs(recipe, sources, tokenizer_identity(tokenizer), rendering=renderer.version)
     fingerprint = sha256_text(json.dumps(inputs, sort_keys=True))
     directory = recipe.data_dir
     clear_leftovers(directory.parent, directory.name)
@@ -65,7 +66,6 @@ def prepare(recipe: Recipe) -> dict[str, Any]:
     if found is not None:
         why = "; ".join(_differences(found.get("inputs", {}), inputs)) or "its data set is missing"
         console.print(f"data: {directory} is rebuilt: {why}", markup=False)
-    renderer = Renderer(tokenizer, max_len=recipe.data.max_len)
     tally = Tally()
     with atomic_dir(directory) as temporary:
         _write_samples(recipe, sources, renderer, tally, temporary)
@@ -220,11 +220,11 @@ def _check_skipped(recipe: Recipe, *, rows: int, skipped: int, reasons: str) -> 
         )
 
 
-def _inputs(recipe: Recipe, sources: list[Source], tokenizer: dict[str, str]) -> dict[str, Any]:
+def _inputs(recipe: Recipe, sources: list[Source], tokenizer: dict[str, str], *, rendering: int) -> dict[str, Any]:
     """Everything that the result depends on."""
     return {
         "format": FORMAT,
-        "render": VERSION,
+        "render": rendering,
         "tokenizer": tokenizer,
         "sources": [{"source": source.name, "sha256": source_sha256(source)} for source in sources],
         **settings_of(recipe.data),

@@ -3,7 +3,8 @@
 Writes JSON lines {"id", "source", "temperature", "finished", "conversations": [{"role", "content"}, ...]} in the order
 in which answers end, and OUTPUT.settings.json beside them. Further answers to a prompt have the ids ID~1, ID~2 ... An
 answer depends on the settings and its id only, so an interrupted run goes on where it stopped: ids already in the file
-are passed over, a torn last line is cut off.
+are passed over, a torn last line is cut off. Where the chat template's generation prompt opens the answer itself
+("<think>"), the content begins with that, so that it is the whole answer.
 """
 
 import json
@@ -23,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
+from eagle.data.chat_template import RenderError, frame_of
 from eagle.data.continuous import ContinuousDecoder, Prompt, Row
 from eagle.data.conversations import Conversation, Message, read_conversations
 from eagle.data.sources import SUFFIXES, Rejected
@@ -74,7 +76,8 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
             f"data.regenerate.max_prompt_tokens + max_new_tokens is {limit}, the target {target.name} has "
             f"{target.max_positions} positions; lower one of them"
         )
-    _claim(output, recipe, target)
+    opened = _opened(target.tokenizer)
+    _claim(output, recipe, target, opened=opened)
     questions = list(_questions(recipe, target.tokenizer))
     with AnswerFile(output) as file:
         waiting = [question for question in questions if question.prompt.key not in file.done]
@@ -95,7 +98,7 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
             while decoder.busy:
                 ended = decoder.step()
                 for row in ended:
-                    file.add(_line(of_key[row.prompt.key], row, target))
+                    file.add(_line(of_key[row.prompt.key], row, target.tokenizer, opened=opened))
                 rate = decoder.generated / (time.monotonic() - start)
                 bar.advance(len(ended), note=f"{decoder.live} decoding, {rate:,.0f} tokens/s")
     seconds = time.monotonic() - start
@@ -172,11 +175,20 @@ class AnswerFile:
         self.done.update(json.loads(line)["id"] for line in lines)
 
 
-def _line(question: Question, row: Row, target: Target) -> dict[str, Any]:
-    assert target.tokenizer is not None
+def _opened(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the chat template's generation prompt begins an answer with; "" where that cannot be told."""
+    try:
+        return frame_of(tokenizer).opened
+    except RenderError:
+        return ""  # of a template that rejects the plainest conversation; what else it takes shows as it comes
+
+
+def _line(question: Question, row: Row, tokenizer: PreTrainedTokenizerBase, *, opened: str) -> dict[str, Any]:
     ids = row.tokens[:-1] if row.finished else row.tokens
     # An answer cut inside a character ends in half of it, which decodes to U+FFFD.
-    text = target.tokenizer.decode(ids, skip_special_tokens=True).rstrip("�")
+    text = tokenizer.decode(ids, skip_special_tokens=True).rstrip("�")
+    if text.strip():
+        text = opened + text
     return {
         "id": question.prompt.key,
         "source": question.source,
@@ -247,7 +259,7 @@ def _stem(source: str) -> str:
     return source
 
 
-def _claim(output: Path, recipe: Recipe, target: Target) -> None:
+def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> None:
     """Writes OUTPUT.settings.json, or refuses an output that was begun with other settings."""
     settings = recipe.data.regenerate
     assert target.tokenizer is not None
@@ -258,6 +270,7 @@ def _claim(output: Path, recipe: Recipe, target: Target) -> None:
         "max_prompt_tokens": settings.max_prompt_tokens,
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
+        **({"answers_begin_with": opened} if opened else {}),  # earlier versions left it out: `prepare` refused those
     }
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"

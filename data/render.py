@@ -15,22 +15,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from eagle.data.chat_template import RenderError, apply, common_prefix, frame_of
 from eagle.data.conversations import Conversation, Message
 from eagle.data.sources import Rejected
 from eagle.errors import EagleError
 
-VERSION = 1
-"""Raised whenever the same conversation would give other ids or another mask: prepared data is then rebuilt."""
+VERSION, THINKING_VERSION = 1, 2
+"""Raised whenever the same conversation would give other ids or another mask: prepared data is then rebuilt. The second
+is of the chat templates whose `Frame.thinks`."""
 
 REWRITTEN = "the chat template rewrites earlier turns: one sample per assistant turn"
 NOT_RENDERED = "the chat template leaves the reasoning out"
 ADDED = "the chat template adds text to the answers that the data does not have"
-
-_PROBES = ("qzxv", "wkjy")
-"""Two texts that share no letter: where renderings of both agree, the template speaks, not the message."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,10 +63,6 @@ class _Span:
     until: int
 
 
-class _RenderError(Exception):
-    """Carries (reason, detail) of a conversation that cannot be rendered."""
-
-
 class Renderer:
     """Renders conversations under one tokenizer, chat template and max_len.
 
@@ -91,12 +85,22 @@ class Renderer:
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._end_ids = special | set(tokenizer.all_special_ids)
         try:
-            self._before, self._after = self._probe_template()
-        except _RenderError as error:
+            self._frame = frame_of(tokenizer)
+        except RenderError as error:
             raise EagleError(
                 f"the chat template of {name} fails on a user turn and its answer ({error.args[1]}); "
                 "set data.chat_template to a Jinja file that renders them"
             ) from error
+        before = self._frame.before
+        said = not self._end_ids & set(tokenizer(before, add_special_tokens=False)["input_ids"])
+        self._tag = before.split()[0] if before.strip() and said else ""
+        """The first of the words that the template puts before an answer, "<think>" say; "": there are none, or they hold
+        special tokens, which no answer's text has."""
+
+    @property
+    def version(self) -> int:
+        """Of what this renders: VERSION or THINKING_VERSION."""
+        return THINKING_VERSION if self._frame.thinks else VERSION
 
     def render(self, conversation: Conversation) -> Rendered | Rejected:
         """The samples of a conversation; trailing turns that the assistant has not answered are left out."""
@@ -107,11 +111,11 @@ class Renderer:
             return Rejected(conversation.origin, "no assistant turn", "only a prompt; answer it: eagle data regenerate")
         try:
             return self._render(messages, conversation)
-        except _RenderError as error:
+        except RenderError as error:
             return Rejected(conversation.origin, *error.args)
 
     def _render(self, messages: list[Message], conversation: Conversation) -> Rendered:
-        template = functools.partial(self._template, tools=conversation.tools)
+        template = functools.partial(apply, self.tokenizer, tools=conversation.tools)
         ends = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [self._turn(messages[: k + 1], template, finished=conversation.finished or k != ends[-1]) for k in ends]
         notes = list(conversation.notes)
@@ -121,8 +125,8 @@ class Renderer:
             answer, reasoning = text[span.start : span.end], messages[k].get("reasoning_content")
             if reasoning and reasoning.strip() not in answer:
                 notes.append(NOT_RENDERED)
-            added = self._before.strip()
-            if added and answer.startswith(self._before) and not messages[k]["content"].startswith(added):
+            added = self._frame.before.strip()
+            if added and answer.startswith(self._frame.before) and not messages[k]["content"].startswith(added):
                 notes.append(ADDED)
         whole = turns[-1][0]
         if all(whole.startswith(text) for text, _ in turns[:-1]):
@@ -132,7 +136,7 @@ class Renderer:
             samples = [self._sample(text, [span]) for text, span in turns]
         kept = [sample for sample in samples if sample.turns]
         if not kept:
-            raise _RenderError("no supervised token", f"the first answer starts after max_len = {self.max_len} tokens")
+            raise RenderError("no supervised token", f"the first answer starts after max_len = {self.max_len} tokens")
         beyond = len(turns) - sum(sample.turns for sample in kept)
         return Rendered(samples=tuple(kept), turns_beyond=beyond, notes=tuple(dict.fromkeys(notes)))
 
@@ -143,34 +147,55 @@ class Renderer:
         if messages[-1].get("tool_calls"):
             bare = {key: value for key, value in messages[-1].items() if key != "tool_calls"}
             if text == template([*messages[:-1], bare], generation_prompt=False):
-                raise _RenderError("the chat template does not render tool calls", f"turn {len(messages)}")
+                raise RenderError("the chat template does not render tool calls", f"turn {len(messages)}")
         if not text.startswith(prompt):
             text = self._continue_prompt(prompt, text, messages[-1])
-        end = len(text) - len(self._after)
-        if not text.endswith(self._after) or end <= len(prompt):
+        elif self._said_as_it_is(text.removeprefix(prompt), messages[-1], finished=finished):
+            text = prompt + messages[-1]["content"] + self._frame.after
+        end = len(text) - len(self._frame.after)
+        if not text.endswith(self._frame.after) or end <= len(prompt):
             end = self._last_end_token(text, len(prompt))
         if end <= len(prompt):
-            raise _RenderError("an assistant turn renders to nothing", f"turn {len(messages)}")
+            raise RenderError("an assistant turn renders to nothing", f"turn {len(messages)}")
         if not finished:
             text = text[:end]
         return text, _Span(len(prompt), end, until=len(text))
 
+    def _said_as_it_is(self, rendered: str, message: Message, *, finished: bool) -> bool:
+        """Whether the content is what the target said behind its prompt, although the template puts its own words between.
+
+        So it is where a length limit cut the answer, perhaps inside its thought, which the template takes for an answer
+        without one; and where the content itself begins as those words do. rendered: what stands behind the prompt.
+        """
+        content, before = message["content"], self._frame.before
+        if not self._tag or message.get("tool_calls") or message.get("reasoning_content"):
+            return False
+        return not finished or (
+            content.lstrip().startswith(self._tag)
+            and rendered.startswith(before)
+            and rendered.removeprefix(before).startswith(content.strip())
+        )
+
     def _continue_prompt(self, prompt: str, text: str, message: Message) -> str:
         """The generated text behind a generation prompt that opens the answer itself (`<think>` of DeepSeek-R1).
 
-        Such a template drops the reasoning from what it renders; what the target generated stands in the message.
+        Such a template drops the reasoning from what it renders; what the target generated stands in the message, behind
+        what the prompt opened (as `eagle data regenerate` writes it).
         """
-        same = _common_prefix(prompt, text)
-        opening, content = prompt[same:], message["content"]
+        same, opening, content = common_prefix(prompt, text), self._frame.opened, message["content"]
+        if not opening or not prompt.endswith(opening):
+            opening = prompt[same:]
         if message.get("reasoning_content"):
             closing = opening.strip().replace("<", "</", 1)
             content = f"{opening.strip()}\n{message['reasoning_content']}\n{closing}\n\n{content}"
+        if opening and content.startswith(opening):
+            return prompt + content.removeprefix(opening) + self._frame.after
         if opening.strip() and content.lstrip().startswith(opening.strip()):
             answer = content.lstrip().removeprefix(opening.strip())
             if opening[-1:].isspace():
                 answer = answer.lstrip()
-            return prompt + answer.rstrip() + self._after
-        raise _RenderError(
+            return prompt + answer.rstrip() + self._frame.after
+        raise RenderError(
             "the rendered answer does not continue the generation prompt",
             f"the generation prompt ends in {prompt[same:][-40:]!r}, the rendered answer begins {text[same:][:40]!r}; "
             "answers made by this target (eagle data regenerate) or another data.chat_template would do",
@@ -210,33 +235,3 @@ class Renderer:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         places = [a for i, (a, _) in zip(encoded["input_ids"], encoded["offset_mapping"]) if i in self._end_ids]
         return max((place for place in places if place > start), default=len(text))
-
-    def _template(self, messages: list[Message], *, generation_prompt: bool, tools: Sequence[Any] | None = None) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages,
-                tools=None if tools is None else list(tools),
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise _RenderError("the chat template fails", first) from error
-        return text
-
-    def _probe_template(self) -> tuple[str, str]:
-        """What the template puts between its generation prompt and an answer, and behind the answer."""
-        question: Message = {"role": "user", "content": "a"}
-        prompt = self._template([question], generation_prompt=True)
-        texts = [
-            self._template([question, {"role": "assistant", "content": probe}], generation_prompt=False)
-            for probe in _PROBES
-        ]
-        after = texts[0][len(texts[0]) - _common_prefix(texts[0][::-1], texts[1][::-1]) :]
-        before = texts[0][: _common_prefix(*texts)]
-        return before.removeprefix(prompt) if before.startswith(prompt) else "", after
-
-
-def _common_prefix(a: str, b: str) -> int:
-    """Length of the longest common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))

@@ -23,6 +23,7 @@ from eagle.data.chunks import chunk_rows
 from eagle.data.documents import Documents, spread
 from eagle.data.duplicates import near_duplicates, signature
 from eagle.data.inspect import count_samples, printable
+from eagle.data.match import require_match
 from eagle.data.online import TargetDocuments
 from eagle.data.prepare import load_prepared
 from eagle.data.store import FeatureStore
@@ -65,10 +66,14 @@ def report(recipe: Recipe) -> dict[str, Any]:
 
 
 def _source(recipe: Recipe, fingerprint: str) -> Documents:
-    """The recipe's store when it is finished and of this data, else the target."""
+    """The recipe's store when it is finished and of this data, else the target.
+
+    Raises EagleError for a store of this data and another target.
+    """
     if (recipe.store_dir / "manifest.json").is_file():
         store = FeatureStore.open(recipe.store_dir)
         if store.manifest.get("data") == fingerprint:
+            require_match(store, recipe)
             return store.for_layers(())
     with whole_models(Accelerator()):
         return TargetDocuments(recipe, Target.from_config(recipe.target))

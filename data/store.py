@@ -33,6 +33,7 @@ from safetensors import SafetensorError, safe_open
 from eagle.data import float8
 from eagle.data.documents import Document as Document
 from eagle.data.documents import only_layers
+from eagle.data.identity import without_name
 from eagle.errors import EagleError
 from eagle.files import atomic_path, sha256_file, sha256_text, write_json
 from eagle.token_layers import TokenLayers
@@ -41,6 +42,8 @@ FORMAT = 1
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": float8.DTYPE}
 REBUILD = "delete the folder (or choose another output_dir) and run `eagle features RECIPE`"
 TOKEN_LAYERS = "token_layers.safetensors"
+STAMP = "target_weights_stamp"
+"""The manifest's field with `weights_stamp` of the target (eagle/data/target_files.py); stores of earlier versions lack it."""
 _NAMES = {
     torch.int64: "I64",
     torch.int32: "I32",
@@ -238,10 +241,11 @@ class FeatureStore:
         view.aux_layers, view._handles = tuple(aux_layers), OrderedDict()
         return view
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, with_name: bool = False) -> str:
         """Of the target's identity and every shard's bytes."""
         shards = [(shard["sha256"], shard["split"]) for shard in self.manifest["shards"]]
-        return sha256_text(json.dumps([self.target_identity, shards], sort_keys=True))
+        target = self.target_identity if with_name else without_name(self.target_identity)
+        return sha256_text(json.dumps([target, shards], sort_keys=True))
 
     def __len__(self) -> int:
         return len(self.lengths)

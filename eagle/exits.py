@@ -8,6 +8,16 @@ from collections.abc import Callable
 from eagle.errors import EagleError
 
 EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+_LESS_MEMORY = """\
+These need less, and what is saved stays:
+  eagle train: half of train.batch_size with twice train.gradient_accumulation; train.gradient_checkpointing true
+  eagle features: a smaller features.batch_tokens (a store that was begun with another one has to be deleted)
+  train.features online, eagle data report: a smaller features.batch_tokens
+  eagle data regenerate: a smaller data.regenerate.batch_size or features.batch_tokens
+  eagle eval, eagle tune: smaller sizes in eval.batches or tune.batches
+  any decoding: a smaller tree (decode.budget), fewer beams, shorter answers
+Other programs on the same GPU take memory too: nvidia-smi shows them"""
+"""What to do about a GPU without memory left: settings that a resumed run may change, but for the one that says so."""
 
 
 def exit_code(command: Callable[[], int]) -> int:
@@ -30,6 +40,16 @@ def exit_code(command: Callable[[], int]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         return _fail(_explain(error))
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _fail(f"{str(error).split(' Of the allocated')[0]}\n{_LESS_MEMORY}")
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU had no memory left. Torch is not imported for that: who never imported it cannot have raised this."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _process() -> int:

@@ -69,7 +69,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     total = total_steps(recipe.train, order.steps_per_epoch)
     identity = run.run_identity(recipe, fingerprint=source.fingerprint(), order=order, total=total)
     say = _say if accelerator.is_main_process else _silent
-    if run.finished(recipe, identity, total):
+    if run.finished(recipe, identity, total, former=source.fingerprint(with_name=True)):
         say(f"train: {recipe.head_dir} is complete ({total} steps)")
         return recipe.head_dir
     if 0 < total <= recipe.train.warmup_steps:
@@ -178,8 +178,10 @@ def _start(
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)
-        run.require_same_run(progress.identity, identity, where=str(checkpoint))
+        former = source.fingerprint(with_name=True)
+        run.require_same_run(progress.identity, identity, where=str(checkpoint), former=former)
         run.require_not_past(progress.step, total, str(checkpoint))
+        progress.identity = identity
         head = checkpoints.load_weights(checkpoint)
     if accelerator.is_main_process:
         _say(f"train: {require_disk(recipe.train_dir, head, keep=config.keep_checkpoints)}")

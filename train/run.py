@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 
 from eagle import launch
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
+from eagle.data.devices import choose_gpu
 from eagle.data.documents import Documents
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
@@ -34,6 +35,8 @@ FREE = {
     *("decode_every", "decode_prompts", "decode_count", "decode_tokens", "keep", "patience"),
     *("warm_start_check", "verify_store", "gradient_checkpointing", "kernels"),
 }
+FEATURES = "features (their target and data)"
+"""Under this name a run's identity holds the fingerprint of its documents."""
 DATA_FRACTION_STREAM = 2**31
 """Sets the generator that chooses documents apart from those of the epochs' orders, which are numbered from 0."""
 
@@ -93,8 +96,10 @@ def check_strategy(recipe: Recipe, accelerator: Accelerator) -> None:
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """The accelerator of this process, as `accelerate launch`, torchrun or a plain start has set it up.
 
-    Mixed precision stays off in it: the loop has its own autocast, so that one place decides the precision.
+    Mixed precision stays off in it: the loop has its own autocast, so that one place decides the precision. Raises EagleError
+    when target.device names a GPU that is not there, or one for several processes.
     """
+    choose_gpu(recipe.target)
     return launch.make_accelerator(
         cpu=True if recipe.target.device == "cpu" and torch.cuda.is_available() else None,
         mixed_precision="no",
@@ -220,15 +225,20 @@ def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) 
         **{f"head.{key}": value for key, value in as_dict(recipe.head).items()},
         **{f"train.{key}": value for key, value in train.items()},
         GLOBAL_BATCH: order.global_batch,
-        "features (their target and data)": fingerprint,
+        FEATURES: fingerprint,
     }
 
 
-def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
+def require_same_run(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str, former: str | None = None
+) -> None:
     """Raises EagleError naming each key that differs from the run that wrote `where`.
 
-    A key that this version has and the saved record lacks was at its default then; one that is FREE now may differ.
+    A key that this version has and the saved record lacks was at its default then; one that is FREE now may differ. former:
+    the documents' fingerprint with the target's name, which earlier versions recorded.
     """
+    if former is not None and saved.get(FEATURES) == former:
+        saved = {**saved, FEATURES: now[FEATURES]}
     sections = {"head": as_dict(HeadConfig()), "train": as_dict(TrainConfig())}
     defaults = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
     before = {**{key: defaults[key] for key in now if key in defaults}, **saved}
@@ -242,10 +252,10 @@ def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
         )
 
 
-def finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
+def finished(recipe: Recipe, identity: dict[str, Any], total: int, *, former: str | None = None) -> bool:
     """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's.
 
-    A run that train.patience ended is finished as long as train.patience stays what it was.
+    A run that train.patience ended is finished as long as train.patience stays what it was. former: as `require_same_run`.
     """
     record = recipe.head_dir / "training.json"
     if not record.is_file():
@@ -255,7 +265,7 @@ def finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
         saved, step, before = values["identity"], values["step"], values["recipe"]["train"]
     except (ValueError, KeyError, TypeError) as error:
         raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
-    require_same_run(saved, identity, where=str(recipe.head_dir))
+    require_same_run(saved, identity, where=str(recipe.head_dir), former=former)
     require_not_past(step, total, str(recipe.head_dir))
     config = recipe.train
     stopped = bool(values.get("stopped_early")) and before.get("patience") == config.patience

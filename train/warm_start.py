@@ -100,8 +100,10 @@ def _require_compatible(other: DraftHead, fresh: DraftHead, config: HeadConfig) 
 def _target_notes(recorded: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Sequence[str]:
     if not recorded:
         return ["it does not say which target it was trained for"]
-    fields = ("model", "architecture", "weights_sha256", "num_layers", "vocab_size")
+    fields: Sequence[str] = ("model", "architecture", "weights_sha256", "num_layers", "vocab_size")
     now = now or {}
+    if recorded.get("weights_sha256") and recorded["weights_sha256"] == now.get("weights_sha256"):
+        fields = fields[1:]  # under another name
     differing = [f for f in fields if f in recorded and f in now and recorded[f] != now[f]]
     if not differing:
         return []

@@ -156,6 +156,17 @@ def test_question_file_rows_are_user_turns_only() -> None:
         ({"messages": [{"role": "user", "content": True}]}, "content that is not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content that is not text"),
         ({"prompt": "\ud83c alone"}, "half a surrogate pair"),
+        ({"prompt": "a", "response": {"content": "b"}, "id": "\ud83c"}, "half a surrogate pair"),
+        ({"prompt": "a", "source": ["b", {"\ud83c": 1}]}, "half a surrogate pair"),
+        ({"prompt": "a", "tools": '["\\ud83c"]'}, "half a surrogate pair"),
+        (
+            {"conversations": [{"from": "function_call", "value": '{"name": "f", "arguments": {"x": "\\ud83c"}}'}]},
+            "half a surrogate pair",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": True}]},
+            "tool_calls is not a list",
+        ),
         ({"prompt": "  "}, "empty user turn"),
         ({"instruction": 3.5, "input": "x"}, "text is not a string"),
         ({"turns": []}, "turns is not a list of texts"),
@@ -170,6 +181,15 @@ def test_malformed_rows_are_rejected_with_a_reason(value: Any, reason: str) -> N
     result = row(value)
     assert isinstance(result, Rejected)
     assert result.reason == reason
+
+
+def test_half_a_surrogate_pair_is_located() -> None:
+    result = row(
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "hm \ud83c"}]}
+    )
+    assert str(result) == (
+        "file.jsonl:1: half a surrogate pair (character 3 of reasoning_content of 2 of messages of the row)"
+    )
 
 
 def test_greeting_before_the_first_user_turn_is_dropped_and_noted() -> None:

@@ -72,6 +72,22 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         train(both)
 
 
+def test_stores_of_one_target_under_two_names_belong_together(tmp_path: Path) -> None:
+    """A hub id, say, and the folder of its snapshot."""
+    _, *stores = _stores(tmp_path)
+    identity = {"weights_sha256": "a" * 64, "hidden_size": 32}
+    first, second = (
+        FeatureStore(store.directory, store.manifest | {"target": identity | {"model": name}})
+        for store, name in zip(stores, ("owner/name", "/models/name"), strict=True)
+    )
+    assert len(JoinedStores([first, second])) == 12
+    second.manifest["target"]["weights_sha256"] = "b" * 64
+    with pytest.raises(
+        EagleError, match=r"is of the target /models/name \(weights bbb.*, .* of owner/name \(weights aaa"
+    ):
+        JoinedStores([first, second])
+
+
 def test_a_document_of_an_earlier_store_counts_once_so_that_nothing_held_out_is_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,19 +1,23 @@
 """A store of another target, tokenizer or data than the recipe's is refused before anything is trained on it."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
 
 from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig
+from eagle.data import match
 from eagle.data.features import extract
 from eagle.data.match import require_match
 from eagle.data.online import open_documents
 from eagle.data.prepare import prepare
-from eagle.data.store import FeatureStore
+from eagle.data.store import STAMP, FeatureStore
+from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from tests.tiny import save_tiny_target, write_conversations
 
@@ -63,6 +67,107 @@ def test_another_target_is_refused(recipe: Recipe, shape: dict[str, Any], named:
     with pytest.raises(EagleError, match=named) as caught:
         open_documents(dataclasses.replace(recipe, target=other), Accelerator(cpu=True))
     assert "eagle features RECIPE" in str(caught.value)
+
+
+def _with_target(recipe: Recipe, model: Path, **changes: Any) -> Recipe:
+    return dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, model=str(model), **changes))
+
+
+def _opened(recipe: Recipe) -> int:
+    return len(open_documents(recipe, Accelerator(cpu=True)))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets that are loaded to compare their weights."""
+    real, loaded = match.load_model, list[str]()
+
+    def load_model(config: TargetConfig) -> Any:
+        loaded.append(config.model)
+        return real(config)
+
+    monkeypatch.setattr(match, "load_model", load_model)
+    return loaded
+
+
+def test_another_target_of_the_same_shape_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    other = save_tiny_target(tmp_path / "other", seed=1)
+    with pytest.raises(
+        EagleError, match=r"has features of .*/target \(weights .*target.model is .*/other .* same shape"
+    ):
+        _opened(_with_target(recipe, other))
+
+
+def test_a_target_trained_further_in_its_place_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    shutil.copytree(recipe.target.model, tmp_path / "target")
+    recipe = _with_target(recipe, tmp_path / "target")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    model.model.layers[1].mlp.up_proj.weight.data *= 1.01
+    model.save_pretrained(tmp_path / "target")
+    with pytest.raises(EagleError, match=r"does not match: .* of the same shape; .*eagle features RECIPE"):
+        _opened(recipe)
+
+
+def test_a_copy_is_the_same_target_however_it_is_cut_into_files(
+    recipe: Recipe, tmp_path: Path, loads: list[str]
+) -> None:
+    """Also as the hub's cache keeps it. None is loaded for that."""
+    snapshot = tmp_path / "hub" / "models--some--target" / "snapshots" / "abc123"
+    shutil.copytree(recipe.target.model, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc123")
+    model = AutoModelForCausalLM.from_pretrained(recipe.target.model)
+    shutil.copytree(recipe.target.model, tmp_path / "cut", ignore=shutil.ignore_patterns("*.safetensors"))
+    model.save_pretrained(tmp_path / "cut", max_shard_size="40KB")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 2
+    for place in (snapshot, tmp_path / "cut"):
+        assert _opened(_with_target(recipe, place)) == 20
+    stamp = weights_stamp(recipe.target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        assert weights_stamp(TargetConfig(model="some/target")) == stamp is not None
+    assert loads == []
+
+
+def test_a_store_of_an_earlier_version_is_compared_by_its_weights_once(
+    recipe: Recipe, tmp_path: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recipe.store_dir / "manifest.json"
+    values = json.loads(path.read_text())
+    assert values.pop(STAMP)
+    path.write_text(json.dumps(values))
+    assert _opened(recipe) == 20
+    assert loads == [], "under its own name it is taken as ever"
+    shutil.copytree(recipe.target.model, tmp_path / "copy")
+    copied = _with_target(recipe, tmp_path / "copy")
+    for _ in range(2):
+        assert _opened(copied) == 20
+    assert loads == [str(tmp_path / "copy")]
+    assert f"loading {tmp_path / 'copy'} once to compare the weights" in capsys.readouterr().err
+    path.write_text(json.dumps(values))
+    other = save_tiny_target(tmp_path / "other", seed=1)
+    with pytest.raises(EagleError, match=r"does not match: .*target.model is .*/other"):
+        _opened(_with_target(recipe, other))
+
+
+def test_a_target_whose_weights_are_not_here_is_taken_under_its_name_alone(recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(recipe.target.model, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = recipe.store_dir / "manifest.json"
+    values = json.loads(path.read_text())
+    values["target"]["model"] = str(tmp_path / "a")
+    path.write_text(json.dumps(values))
+    assert _opened(_with_target(recipe, tmp_path / "a")) == 20
+    with pytest.raises(EagleError, match=r"target.model is .*/b, not .*/a .* cannot be told: .*put its weights there"):
+        _opened(_with_target(recipe, tmp_path / "b"))
+
+
+def test_the_same_files_in_another_dtype_are_other_weights(recipe: Recipe, loads: list[str]) -> None:
+    model = Path(recipe.target.model)
+    assert _opened(_with_target(recipe, model, dtype="float32")) == 20
+    with pytest.raises(EagleError, match=r"target.dtype bfloat16"):
+        _opened(_with_target(recipe, model, dtype="bfloat16"))
+    assert len(loads) == 2
 
 
 def test_another_chat_template_is_refused(recipe: Recipe, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from eagle.config import DataConfig, Recipe, TargetConfig, read_recipe
 from eagle.data.prepare import load_prepared, prepare, split_of
 from eagle.errors import EagleError
 from eagle.loading import load_tokenizer
+from tests.data.test_render import QWEN3
 from tests.tiny import CHATML, tiny_tokenizer, write_conversations
 
 
@@ -116,6 +117,14 @@ def test_whatever_matters_rebuilds_and_says_why(
     load_prepared(recipe.data_dir)
 
 
+def test_only_templates_with_words_of_their_own_are_rendered_anew(recipe: Recipe, tmp_path: Path) -> None:
+    """An earlier version rendered others just so: their prepared data, and the stores made from it, stay as they are."""
+    for template, version in ((CHATML, 1), (QWEN3, 2)):
+        (tmp_path / "template.jinja").write_text(template)
+        with_template = changed(recipe, chat_template=str(tmp_path / "template.jinja"))
+        assert prepare(with_template)["inputs"]["render"] == version
+
+
 def test_limits_stop_after_the_sample_that_reaches_them(recipe: Recipe) -> None:
     assert prepare(changed(recipe, max_samples=7))["counts"]["samples"] == 7
     counts = prepare(changed(recipe, max_supervised_tokens=100))["counts"]
@@ -189,6 +198,23 @@ def test_few_broken_rows_are_counted_listed_and_passed_over(recipe: Recipe, caps
     assert [row["origin"].rsplit(":", 1)[1] for row in rows] == ["61", "62", "63"]
     printed = capsys.readouterr().err
     assert "unknown role '[bold]x'" in printed, "markup in the data must be shown, not obeyed"
+
+
+def test_odd_rows_are_skipped_like_other_broken_ones(recipe: Recipe) -> None:
+    half, answer = "\ud83c", {"role": "assistant", "content": "a"}
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": half}}}
+    for row in (
+        {"id": half, "messages": [{"role": "user", "content": "q"}, answer]},
+        {"source": half, "messages": [{"role": "user", "content": "q"}, answer]},
+        {"messages": [{"role": "user", "content": "q"}, {**answer, "reasoning_content": half}]},
+        {"messages": [{"role": "user", "content": "q"}, {**answer, "tool_calls": [call]}]},
+        {half: 1, "nothing": 2},
+        {"messages": [{"role": "user", "content": "q"}, {**answer, "tool_calls": True}]},
+    ):
+        add_lines(recipe, json.dumps(row))
+    counts = prepare(changed(recipe, allow_skipped=0.1))["counts"]
+    assert (counts["rows"], counts["conversations"]) == (66, 60)
+    assert counts["skipped"] == {"half a surrogate pair": 5, "tool_calls is not a list": 1}
 
 
 def test_too_many_broken_rows_are_an_error_that_lists_them(recipe: Recipe) -> None:

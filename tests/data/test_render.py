@@ -195,6 +195,38 @@ def test_generation_prompt_that_opens_the_thought_is_context_and_the_thought_is_
     assert runs(tokenizer, render(tokenizer, field).samples[0]) == ["hm\n</think>\n\nyes</s>"]
 
 
+def test_an_answer_that_begins_like_the_opened_thought_is_taken_too() -> None:
+    tokenizer = tokenizer_of(DEEPSEEK_R1, "<s>", "</s>", "<|User|>", "<|Assistant|>", eos="</s>")
+    rendered = render(tokenizer, chat("a cat?", "<think>\nhm\n</think><b>yes</b>\n"))
+    assert runs(tokenizer, rendered.samples[0]) == ["hm\n</think><b>yes</b>\n</s>"]
+
+
+def test_an_answer_cut_inside_its_thought_gets_no_empty_thought_in_front() -> None:
+    tokenizer = tokenizer_of(QWEN3)
+    for content in ("<think>\nOkay, so", "<think>", "<thi", "<think>\nhm\n</think>", "<think>\nhm\n</think>\nyes and"):
+        rendered = render(tokenizer, chat("a cat?", content), finished=False)
+        assert text(tokenizer, rendered.samples[0]) == (
+            f"<|im_start|>user\na cat?<|im_end|>\n<|im_start|>assistant\n{content}"
+        )
+        assert runs(tokenizer, rendered.samples[0]) == [content]
+        assert rendered.notes == ()
+
+
+def test_a_thought_that_the_target_left_open_is_the_whole_answer() -> None:
+    tokenizer = tokenizer_of(QWEN3)
+    rendered = render(tokenizer, chat("a cat?", "<think>\nOkay, so"))
+    assert runs(tokenizer, rendered.samples[0]) == ["<think>\nOkay, so<|im_end|>"]
+    assert rendered.notes == ()
+
+
+def test_thoughts_written_otherwise_are_rendered_as_the_template_has_them() -> None:
+    tokenizer = tokenizer_of(QWEN3)
+    for content in ("<think>hm</think>yes", "<think>\nhm\n</think>\nyes", "<think></think>yes"):
+        rendered = render(tokenizer, chat("a cat?", content))
+        thought = "hm" * ("hm" in content)
+        assert runs(tokenizer, rendered.samples[0]) == [f"<think>\n{thought}\n</think>\n\nyes<|im_end|>"]
+
+
 def test_answer_without_the_thought_that_the_prompt_opens_is_rejected() -> None:
     tokenizer = tokenizer_of(DEEPSEEK_R1, "<s>", "</s>", "<|User|>", "<|Assistant|>", eos="</s>")
     result = Renderer(tokenizer, max_len=99).render(conversation(chat("a cat?", "yes")))

@@ -16,6 +16,7 @@ from eagle.data.features import extract
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.regenerate import regenerate
 from eagle.data.report import report, vocabulary_coverage
+from eagle.errors import EagleError
 from eagle.target import Target
 from tests.tiny import save_tiny_target
 
@@ -83,6 +84,16 @@ def test_a_store_gives_the_same_report_without_the_target(recipe: Recipe, monkey
     assert from_target.pop("features_from") != from_store.pop("features_from")
     del from_target["sources"], from_store["sources"]
     assert from_target == from_store
+
+
+def test_a_store_of_another_target_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    """It has the shape and the tokenizer of the recipe's."""
+    extract(recipe)
+    other = TargetConfig(model=str(save_tiny_target(tmp_path / "other", seed=1)), device="cpu")
+    with pytest.raises(
+        EagleError, match=r"the feature store .* does not match: .*/target .*but target.model is .*/other"
+    ):
+        report(dataclasses.replace(recipe, target=other))
 
 
 def test_what_the_target_said_itself_is_on_its_policy(recipe: Recipe, tmp_path: Path) -> None:

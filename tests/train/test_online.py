@@ -1,6 +1,7 @@
 """The target in the loop: the batches and losses that its float32 store would give."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,9 @@ def test_another_target_or_other_data_is_another_run(stored: Recipe, tmp_path: P
     recipe = online(stored, tmp_path)
     fingerprint = opened(recipe).fingerprint()
     assert opened(recipe).fingerprint() == fingerprint
+    shutil.copytree(recipe.target.model, tmp_path / "elsewhere")
+    moved = dataclasses.replace(recipe, target=TargetConfig(model=str(tmp_path / "elsewhere"), device="cpu"))
+    assert opened(moved).fingerprint() == fingerprint, "a path is not what a target is"
     other = TargetConfig(model=str(save_tiny_target(tmp_path / "other", seed=1)), device="cpu")
     assert opened(dataclasses.replace(recipe, target=other)).fingerprint() != fingerprint
     more = dataclasses.replace(recipe, output_dir=str(tmp_path / "more"))

@@ -14,9 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from eagle.config import HeadConfig, Recipe, as_dict
+from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
+from eagle.target import weights_hash
 from eagle.train import checkpoints, loop, run
 from eagle.train.loop import train
+from tests.tiny import tiny_model
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
 
@@ -165,10 +168,55 @@ def test_a_changed_recipe_is_refused_with_each_key_and_the_remedy(tmp_path: Path
         assert part in message
     manifest = recipe.store_dir / "manifest.json"
     values = json.loads(manifest.read_text())
-    values["target"]["model"] = "another"
+    values["target"]["model"] = "another"  # no hash of its weights is recorded: its name is all there is
     manifest.write_text(json.dumps(values))
     with pytest.raises(EagleError, match=r"features \(their target and data\) was"):
         train(recipe)
+
+
+def _with_weights(recipe: Recipe) -> None:
+    """Gives the recipe's target weights, and its store their hash."""
+    model = tiny_model("llama")
+    model.save_pretrained(recipe.target.model)
+    manifest = recipe.store_dir / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["target"] |= {"model": recipe.target.model, "weights_sha256": weights_hash(model)}
+    manifest.write_text(json.dumps(values))
+
+
+def test_a_run_goes_on_after_its_target_was_moved_and_a_shard_mended(tmp_path: Path) -> None:
+    """Then the store names the target's new place."""
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=2)
+    _with_weights(recipe)
+    _interrupt_after(4, recipe)
+    Path(recipe.target.model).rename(tmp_path / "elsewhere")
+    moved = dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, model=str(tmp_path / "elsewhere")))
+    _with_weights(moved)
+    train(moved)
+    assert json.loads((recipe.head_dir / "training.json").read_text())["step"] == 8
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It recorded its documents with the target's name."""
+    write_tiny_store(tmp_path)
+    recipe = tiny_recipe(tmp_path, epochs=2)
+    _with_weights(recipe)
+    former = FeatureStore.open(recipe.store_dir).fingerprint(with_name=True)
+
+    def as_before(path: Path) -> None:
+        values = json.loads(path.read_text())
+        assert values["identity"][run.FEATURES] != former
+        values["identity"][run.FEATURES] = former
+        path.write_text(json.dumps(values))
+
+    _interrupt_after(4, recipe)
+    as_before(recipe.train_dir / "checkpoint-00000003" / "state.json")
+    train(recipe)
+    assert "resuming at step 3" in capsys.readouterr().err
+    as_before(recipe.head_dir / "training.json")
+    train(recipe)
+    assert "is complete" in capsys.readouterr().err
 
 
 def test_more_steps_and_other_reporting_are_no_change_under_a_constant_schedule(tmp_path: Path) -> None:

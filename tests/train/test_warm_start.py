@@ -91,7 +91,8 @@ def test_another_target_is_told(tmp_path: Path) -> None:
         "it was trained for another target: model old/model there, new/model here, weights_sha256 aaaaaaaaaaaa there, "
         "bbbbbbbbbbbb here"
     )
-    assert _start(other, _eagle1(), tmp_path / "other", other.config.target_identity).notes == ()
+    same = {**other.config.target_identity, "model": "old/model's/folder"}
+    assert _start(other, _eagle1(), tmp_path / "other", same).notes == (), "the weights are the same"
 
 
 def test_a_head_no_better_than_chance_is_refused_or_told() -> None:
