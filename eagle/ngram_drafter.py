@@ -95,7 +95,14 @@ class NgramDrafter:
             longest,
         )
 
+    def __str__(self) -> str:
+        longest = min(self.depth, self.budget - 1)
+        tokens = f"up to {longest} token{'s' * (longest != 1)}"
+        return tokens if self.count == 1 else f"{self.count} continuations of {tokens}, {self.budget} nodes at most"
+
     def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
+        for row in rows:
+            row.stats.tree = f"prompt lookup: {self}"
         self._device = torch.device("cpu")  # until the first observe
         self._indices = [
             NgramIndex(row.tokens[0], shortest=self.shortest, longest=self.longest, places=self.count) for row in rows

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from eagle.errors import EagleError
-from eagle.eval.line_log import set_aside, whole_lines
+from eagle.eval.line_log import Record, aside_path, lines_of, set_aside, whole_lines
 from eagle.eval.meter import Use
 from eagle.files import atomic_path
 
@@ -79,9 +79,10 @@ class Request:
 class AnswerLog:
     """`answers.jsonl`: a header with the evaluation's identity, then one line per request, on disk before the next.
 
-    A log with another identity is set aside, which is said; a half-written last line (a kill) is cut off. Of several processes
-    the first one writes answers.jsonl, process k answers.k.jsonl; when the first one opens its log, it takes over what lies in
-    the others'. The others must open theirs after it, and before anybody appends: all then know the same requests.
+    A log with another identity is set aside, which is said, and what was set aside of this one is taken back; a half-written
+    last line (a kill) is cut off. Of several processes the first one writes answers.jsonl, process k answers.k.jsonl; when the
+    first one opens its log, it takes over what lies in the others'. The others must open theirs after it, and before anybody
+    appends: all then know the same requests.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], *, process: int = 0):
@@ -95,28 +96,34 @@ class AnswerLog:
         return {"format": FORMAT, "identity": self.identity}
 
     def __enter__(self) -> "AnswerLog":
-        own, others = self.path, _others(self.path)
-        self._take(self.path)
+        own = self.path
         if self.process:
+            self._take(self.path)
             own = self.path.with_suffix(f".{self.process}{self.path.suffix}")
             self._write(own, [])
         else:
-            for other in others:
-                self._take(other)
+            others = _others(self.path)
+            for path in (own, *others):
+                self._set_aside(path)
+            others += _aside(self.path, self._header)
+            for path in (*others, own):
+                self._take(path)
             self._write(own, self.requests.values())
-            for other in others:
-                other.unlink(missing_ok=True)
+            for path in others:
+                path.unlink(missing_ok=True)
         self._file = open(own, "a", encoding="utf-8")
         return self
 
-    def _take(self, path: Path) -> None:
-        """Reads the requests of a log of this evaluation; the first process sets aside one of another."""
+    def _set_aside(self, path: Path) -> None:
+        """Sets aside a log of another evaluation."""
         lines = whole_lines(path)
-        if lines and lines[0] == self._header:
-            self.requests.update({request.key: request for request in map(_request, lines[1:])})
-        elif lines and not self.process:
+        if lines and lines[0] != self._header:
             _check_threads(path, lines[0], self._header)
             set_aside(path, lines[0], self._header)
+
+    def _take(self, path: Path) -> None:
+        """Reads the requests of a log of this evaluation."""
+        self.requests.update({one.key: one for one in map(_request, lines_of(path, self._header))})
 
     def _write(self, path: Path, requests: Iterable[Request]) -> None:
         lines = [self._header, *map(dataclasses.asdict, requests)]
@@ -142,6 +149,12 @@ def _others(path: Path) -> list[Path]:
     """Logs of processes behind the first one, of this start or an earlier one."""
     found = path.parent.glob(f"{path.stem}.*{path.suffix}")
     return sorted(one for one in found if len(one.suffixes) == 2 and one.suffixes[0].removeprefix(".").isdigit())
+
+
+def _aside(path: Path, header: Record) -> list[Path]:
+    """What was set aside of the logs of this header, the first process's and the others'."""
+    end = aside_path(path, header).name.removeprefix(path.stem)
+    return sorted(path.parent.glob(f"{path.stem}*{end}"))
 
 
 def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

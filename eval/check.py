@@ -21,7 +21,7 @@ from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
 from eagle.eval.exactness import divergence, exactness
-from eagle.eval.identity import evaluation_identity
+from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.methods import PLAIN
 from eagle.eval.prompt_set import Prompt, recipe_prompts
 from eagle.eval.runner import first_turn, fits, request_seed
@@ -46,9 +46,10 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     """
     prompts, settings = recipe_prompts(recipe.eval), parse_settings(recipe.eval.sampling)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
+    weights = text_identity(target)
     decoder = checked_decoder(recipe, target, head)
     head = drafting_head(recipe, head)
-    identity = {"check": "exact", **evaluation_identity(recipe, head, prompts), "weights": target.identity()}
+    identity = {"check": "exact", **evaluation_identity(recipe, head, prompts), "weights": weights}
     with AnswerLog(recipe.eval_dir / "exactness.jsonl", identity) as log:
         skipped = _answer_all(decoder, prompts, settings, recipe, log)
         requests = list(log.requests.values())

@@ -20,8 +20,19 @@ from eagle.decode import SpeculativeDecoder
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
-from eagle.eval.chi_square import LEVEL, MOST_KEPT, NEW_TOKENS, Joint, continuations, exact_joint, holm, p_values
-from eagle.eval.identity import evaluation_identity
+from eagle.eval.chi_square import (
+    LEVEL,
+    MOST_KEPT,
+    NEW_TOKENS,
+    Joint,
+    chi_squares,
+    continuations,
+    degrees_text,
+    exact_joint,
+    holm,
+    not_tested,
+)
+from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.line_log import LineLog
 from eagle.eval.mutants import LOSSLESS
 from eagle.eval.prompt_set import recipe_prompts
@@ -40,7 +51,8 @@ TESTS = ("tokens 2-3", "tokens 2-4")
 
 
 def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
-    """True when no rule is told apart from the target at a family-wise error of LEVEL; writes eval/distribution.json.
+    """True when every rule was tested and none is told apart from the target at a family-wise error of LEVEL; writes
+    eval/distribution.json. A rule is not tested when so few rows, or so cold a setting, leave its tests a single cell.
 
     A killed check continues behind the last finished rule. Raises EagleError for no setting above temperature 0, a missing
     head, or prompts that are all too long.
@@ -54,6 +66,7 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
     head_path = own_or_given(recipe, head)
     loaded, prompts = load_head(head_path), recipe_prompts(recipe.eval)
     target = Target.from_config(recipe.target, recipe.data.chat_template)
+    weights = text_identity(target)
     assert target.tokenizer is not None
     ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
     fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], NEW_TOKENS)]
@@ -64,7 +77,7 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
     identity = {
         "check": "distribution",
         **evaluation_identity(recipe, head_path, prompts),
-        "weights": target.identity(),
+        "weights": weights,
     }
     with LineLog(recipe.eval_dir / "distribution.jsonl", identity) as log:
         total, rows = len(settings) * len(LOSSLESS) * recipe.eval.check_rows, recipe.eval.check_rows
@@ -97,7 +110,7 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
     write_json(recipe.eval_dir / "distribution.json", result)
     _print(result)
     console.print(f"eval: {recipe.eval_dir / 'distribution.json'} holds this", markup=False, soft_wrap=True)
-    return not any(line["rejected"] for line in lines)
+    return all(line["tested"] and not line["rejected"] for line in lines)
 
 
 def enumerable(setting: Setting, *, seed: int) -> Sampling:
@@ -107,13 +120,20 @@ def enumerable(setting: Setting, *, seed: int) -> Sampling:
 
 
 def verdicts(values: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One line per setting and rule: p-values, and whether Holm over all tests of all of them rejects it at LEVEL."""
+    """One line per setting and rule: p-values, their tests' degrees of freedom, whether there were any, and whether Holm over
+    all tests of all of them rejects it at LEVEL."""
     adjusted = holm({f"{key}|{test}": line[test] for key, line in values.items() for test in TESTS})
     lines = []
     for key, line in values.items():
         low = min(adjusted[f"{key}|{test}"] for test in TESTS)
         lines.append(
-            {**{name: line[name] for name in ("setting", "rule", *TESTS)}, "holm": low, "rejected": low < LEVEL}
+            {
+                **{name: line[name] for name in ("setting", "rule", *TESTS)},
+                "holm": low,
+                "rejected": low < LEVEL,
+                "degrees_of_freedom": line["degrees_of_freedom"],
+                "tested": any(line["degrees_of_freedom"].values()),
+            }
         )
     return lines
 
@@ -125,20 +145,29 @@ def _decoder(recipe: Recipe, target: Target, head: Any, name: str) -> Speculativ
 
 def _values(
     decoder: SpeculativeDecoder, ids_1T: torch.Tensor, sampling: Sampling, exact: Joint, *, rows: int, bar: ProgressBar
-) -> dict[str, float]:
-    return p_values(continuations(decoder, ids_1T, sampling, rows=rows, batch=BATCH, bar=bar), exact)
+) -> dict[str, Any]:
+    found = chi_squares(continuations(decoder, ids_1T, sampling, rows=rows, batch=BATCH, bar=bar), exact)
+    degrees = {name: test.degrees for name, test in found.items()}
+    return {**{name: test.p_value for name, test in found.items()}, "degrees_of_freedom": degrees}
 
 
 def _print(result: Mapping[str, Any]) -> None:
     out = Console(highlight=False)
     title = f"chi-square p-values, {result['rows']} rows of {NEW_TOKENS} tokens, prompt {result['prompt']}, {result['dtype']}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("sampling", "rule", *TESTS, "Holm", "the target's distribution"):
+    for heading in ("sampling", "rule", *TESTS, "degrees of freedom", "Holm", "the target's distribution"):
         table.add_column(heading, justify="left" if heading in ("sampling", "rule") else "right")
     for line in result["rules"]:
-        figures = [f"{line[name]:.3g}" for name in (*TESTS, "holm")]
-        table.add_row(line["setting"], line["rule"], *figures, "REJECTED" if line["rejected"] else "not rejected")
+        values = [f"{line[name]:.3g}" for name in TESTS]
+        said = "REJECTED" if line["rejected"] else "not rejected" if line["tested"] else "not tested"
+        table.add_row(line["setting"], line["rule"], *values, degrees_text(line), f"{line['holm']:.3g}", said)
     out.print(table)
+    untested = not_tested(
+        [f"{line['setting']}, {line['rule']}" for line in result["rules"] if not line["tested"]],
+        f"raise eval.check_rows (now {result['rows']}), or take a hotter setting in eval.sampling",
+    )
+    if untested:
+        out.print(untested, markup=False, soft_wrap=True)
     for label, drawn in result["drawn_with"].items():
         kept = drawn["top_k"]
         out.print(

@@ -23,7 +23,7 @@ from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.mutants import LOSSLESS, MUTANTS
-from eagle.eval.statistics import chi_square_p_value
+from eagle.eval.statistics import ChiSquare, chi_square
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.sampling import RowSampler, Sampling
@@ -81,8 +81,8 @@ def continuations(
     return found
 
 
-def p_values(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, float]:
-    """Chi-square p-values of tokens 2-3 and 2-4, their joint distribution."""
+def chi_squares(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, ChiSquare]:
+    """Chi-square tests of tokens 2-3 and 2-4, their joint distribution."""
     values = {}
     for last in (3, 4):
         expected: Joint = defaultdict(float)
@@ -90,8 +90,13 @@ def p_values(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, float]
             expected[cell[1:last]] += mass
         seen = Counter(tokens[1:last] for tokens in found)
         cells = [*expected, *(seen.keys() - expected.keys())]
-        values[f"tokens 2-{last}"] = chi_square_p_value([seen[c] for c in cells], [expected[c] for c in cells])
+        values[f"tokens 2-{last}"] = chi_square([seen[c] for c in cells], [expected[c] for c in cells])
     return values
+
+
+def p_values(found: Sequence[tuple[int, ...]], exact: Joint) -> dict[str, float]:
+    """The p-values of `chi_squares`."""
+    return {name: test.p_value for name, test in chi_squares(found, exact).items()}
 
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
@@ -112,8 +117,8 @@ def measure(
     rows: int,
     batch: int = 128,
     variants: Sequence[str] | None = None,
-) -> dict[str, dict[str, float]]:
-    """P-values of every variant (default: all of LOSSLESS and MUTANTS) on the target's exact joint distribution."""
+) -> dict[str, dict[str, ChiSquare]]:
+    """Tests of every variant (default: all of LOSSLESS and MUTANTS) on the target's exact joint distribution."""
     exact = exact_joint(target, ids_1T, sampling, tokens=NEW_TOKENS)
     names = [*LOSSLESS, *MUTANTS] if variants is None else variants
     result = {}
@@ -125,21 +130,45 @@ def measure(
             decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
             with nullcontext() if mutant is None else mutant.broken():
                 found = continuations(decoder, ids_1T, sampling, rows=rows * shares[name], batch=batch, bar=bar)
-            result[name] = p_values(found, exact)
+            result[name] = chi_squares(found, exact)
     return result
 
 
-def verdict(result: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Holm over all tests of the lossless rules, and over those of the mutants: what is told apart at LEVEL."""
+def verdict(result: Mapping[str, Mapping[str, ChiSquare]]) -> dict[str, dict[str, Any]]:
+    """Holm over all tests of the lossless rules, and over those of the mutants: what is told apart at LEVEL.
+
+    A variant whose tests had no degree of freedom is not tested: nothing is said of it, neither good nor bad.
+    """
     lines: dict[str, dict[str, Any]] = {}
     for family in (LOSSLESS, MUTANTS):
-        flat = {f"{name}|{test}": p for name in result if name in family for test, p in result[name].items()}
+        flat = {
+            f"{name}|{test}": one.p_value for name in result if name in family for test, one in result[name].items()
+        }
         adjusted = holm(flat)
         for name in result:
             if name in family:
-                low = min(adjusted[f"{name}|{test}"] for test in result[name])
-                lines[name] = {**result[name], "holm": low, "told apart": low < LEVEL, "lossless": family is LOSSLESS}
+                tests = result[name]
+                low = min(adjusted[f"{name}|{test}"] for test in tests)
+                degrees = {test: one.degrees for test, one in tests.items()}
+                lines[name] = {
+                    **{test: one.p_value for test, one in tests.items()},
+                    "holm": low,
+                    "told apart": low < LEVEL,
+                    "lossless": family is LOSSLESS,
+                    "degrees_of_freedom": degrees,
+                    "tested": any(degrees.values()),
+                }
     return lines
+
+
+def not_tested(names: Sequence[str], remedy: str) -> str:
+    """The sentence about variants whose tests had a single cell; "" of none."""
+    if not names:
+        return ""
+    return (
+        f"NOT TESTED: {'; '.join(names)}: what expects fewer than 5 rows is pooled, and every chi-square test was left with a "
+        f"single cell; {remedy}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,17 +195,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = verdict(
         measure(target, head, ids_1T, sampling, rows=options.rows, batch=options.batch, variants=options.only)
     )
-    table = Table("rule", "tokens 2-3", "tokens 2-4", "Holm", "told apart from the target", title="chi-square p-values")
+    headings = ("rule", "tokens 2-3", "tokens 2-4", "degrees of freedom", "Holm", "told apart from the target")
+    table = Table(*headings, title="chi-square p-values")
     for name, line in result.items():
-        expected = line["told apart"] != line["lossless"]
+        said = "yes" if line["told apart"] else "no" if line["tested"] else "not tested"
+        unexpected = line["tested"] and line["told apart"] == line["lossless"]
         table.add_row(
             name if line["lossless"] else f"mutant: {name}",
-            *(f"{line[test]:.3g}" for test in ("tokens 2-3", "tokens 2-4", "holm")),
-            ("yes" if line["told apart"] else "no") + ("" if expected else "  UNEXPECTED"),
+            *(f"{line[test]:.3g}" for test in ("tokens 2-3", "tokens 2-4")),
+            degrees_text(line),
+            f"{line['holm']:.3g}",
+            said + ("  UNEXPECTED" if unexpected else ""),
         )
     console.print(table)
+    untested = not_tested(
+        [name for name, line in result.items() if not line["tested"]], "raise --rows or --temperature"
+    )
+    if untested:
+        console.print(untested, markup=False, soft_wrap=True)
     print(json.dumps({"rows": options.rows, "level": LEVEL, "rules": result}))
-    return 0 if all(line["told apart"] != line["lossless"] for line in result.values()) else 1
+    return 0 if all(line["tested"] and line["told apart"] != line["lossless"] for line in result.values()) else 1
+
+
+def degrees_text(line: Mapping[str, Any]) -> str:
+    """The degrees of freedom of a line's tests, in their order."""
+    return ", ".join(map(str, line["degrees_of_freedom"].values()))
 
 
 def _check(options: argparse.Namespace) -> None:

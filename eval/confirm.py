@@ -9,6 +9,7 @@ from eagle.eval.methods import rotated
 from eagle.eval.settings import Setting
 from eagle.eval.statistics import Estimate, paired_ratio
 from eagle.eval.tree_search import NO_DRAFTING
+from eagle.eval.warm_up import warm_ups
 from eagle.head_drafter import HeadDrafter
 from eagle.progress import ProgressBar
 from eagle.tuned_drafter import shape_of
@@ -43,16 +44,16 @@ def confirm(
     answers: dict[TreeSettings, list[BatchAnswer]] = {tree: [] for tree in candidates}
     plain = decoder.plain()
     label = f"confirm {setting.label}{f', batch {batch}' if batch > 1 else ''}"
+    first = warm_ups(decoder.target, groups, few=8, max_new_tokens=max_new_tokens)
+    rounds = [(*one, False) for one in first] + [(number, max_new_tokens, True) for number in range(len(groups))]
     with ProgressBar(label, total=len(groups) * len(answers), unit="answers") as bar:
-        for number in range(-1, len(groups)):  # the first round warms up
-            rows = groups[max(0, number)]
-            for tree in _turn(candidates, max(0, number)):
+        for number, limit, counted in rounds:
+            for tree in _turn(candidates, number):
                 if tree != NO_DRAFTING:
                     drafter.shape = shape_of(tree)
                 one = plain if tree == NO_DRAFTING else decoder
-                limit = max_new_tokens if number >= 0 else min(8, max_new_tokens)
-                answer = decoded(one, rows, max(0, number) * batch, setting, limit)
-                if number >= 0:
+                answer = decoded(one, groups[number], number * batch, setting, limit)
+                if counted:
                     answers[tree].append(answer)
                     bar.advance(1)
     base = answers[NO_DRAFTING]
@@ -72,7 +73,7 @@ def _measured(tree: TreeSettings, found: Sequence[BatchAnswer], base: Sequence[B
     ratio = paired_ratio(
         [per_token(one) for one in base],
         [per_token(one) for one in found],
-        totals=[(per_token(one), per_token(two)) for one, two in zip(base, found)],
+        tokens=[max(1, one.new_tokens) for one in found],
     )
     assert ratio is not None
     steps = sum(row.verify_steps for row in stats)

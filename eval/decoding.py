@@ -22,13 +22,14 @@ from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.decoding_report import print_decoding, write_decoding
-from eagle.eval.identity import evaluation_identity
+from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.likelihood import negative_log_likelihood
 from eagle.eval.line_log import LineLog, Record
 from eagle.eval.methods import CommitClock, rotated
 from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.runner import first_turn, fits
+from eagle.eval.warm_up import warm_ups
 from eagle.eval.which_head import drafting_head
 from eagle.files import sha256_text
 from eagle.progress import ProgressBar, console
@@ -97,6 +98,7 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
     """
     prompts, limit = recipe_prompts(recipe.eval), recipe.eval.max_new_tokens
     target = Target.from_config(recipe.target, recipe.data.chat_template)
+    weights = text_identity(target)
     decoders = {"": SpeculativeDecoder(target, kernels=recipe.decode.kernels)}
     head_path = _head_of(recipe, head)
     if head_path is not None or recipe.decode.drafter in ("ngram", "model"):
@@ -111,14 +113,15 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
     identity = {
         "decoding": {name: dict(way.keywords) for name, way in WAYS.items()},
         **evaluation_identity(recipe, head_path, prompts),
-        "weights": target.identity(),
+        "weights": weights,
     }
     with LineLog(recipe.eval_dir / "decoding.jsonl", identity) as log:
         total = len(fitting) * len(jobs)
         done = len(log.records)
         with ProgressBar("decoding", total=total, unit="answers", done=done) as bar:
-            for job in jobs if done < total else []:  # allocations and caches, uncounted
-                _answer(decoders, job, ids[fitting[0].id], seed=0, limit=min(8, limit))
+            first = warm_ups(target, [[ids[prompt.id]] for prompt in fitting], few=8, max_new_tokens=limit)
+            for (number, tokens), job in itertools.product(first if done < total else [], jobs):
+                _answer(decoders, job, ids[fitting[number].id], seed=0, limit=tokens)
             for number, prompt in enumerate(fitting):
                 for job in rotated(dict.fromkeys(jobs), number):
                     key = f"{prompt.id} {job}"

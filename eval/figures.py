@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle.eval.answers import Answer, Request
-from eagle.eval.statistics import Estimate, median, paired_ratio, quantile
+from eagle.eval.statistics import FEWEST, Estimate, median, paired_ratio, quantile
 
 DEFINITIONS = {
     "request": "one turn of one prompt; later turns hold plain decoding's own earlier answers",
@@ -28,8 +28,8 @@ DEFINITIONS = {
     "commit_gap_ms": "p50 and p95 over commits of the time since the commit before, undivided: how long the text stands still. "
     "A commit is what one verify step yields: one token of plain decoding, a block of drafting",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
-    "with its 95% bootstrap interval; pooled: sum of the baseline's seconds, for as many tokens as the method's where the texts "
-    "differ, / sum of the method's",
+    f"with its 95% bootstrap interval (shown for {FEWEST} requests or more); pooled, here and in throughput and the ledger: sum "
+    "of the baseline's seconds, for as many tokens as the method's where the texts differ, / sum of the method's",
     "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
     "the head), host (the rest: sampling, walking, committing, streaming)",
     "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",
@@ -40,7 +40,8 @@ DEFINITIONS = {
     "record": "per setting and method, what an experiment notes: inter-token latency of the baselines and of the method (p50), "
     "device use, peak memory, acceptance; figures defined above",
     "throughput": "tokens per second behind the prefill of ragged batches, plain and drafted alternately, every answer equal to "
-    "plain decoding's; crossing: the batch size at which the pooled speed-up falls through 1, linear between the sizes measured",
+    "plain decoding's; crossing: the batch size at which the pooled speed-up falls through 1 for good, linear between the sizes "
+    "measured; null where it does not, or where that is not known",
     "processes": "each process answers its own share of the prompts, every method of a request in the same process: ratios are "
     "within one process, and tokens/s is that of one process among as many as shared the machine",
     "exact": "answers whose tokens equal plain decoding's with the same seed (plain's own row and Hugging Face's assisted "
@@ -98,10 +99,7 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         return paired_ratio(
             [_per_token(request.answers[baseline]) for request in requests],
             [_per_token(answer) for answer in answers],
-            totals=[
-                (_per_token(request.answers[baseline]) * len(answer.tokens), answer.seconds)
-                for request, answer in zip(requests, answers, strict=True)
-            ],
+            tokens=[len(answer.tokens) for answer in answers],
             seed=seed,
         )
 

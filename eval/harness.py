@@ -25,7 +25,7 @@ from eagle.errors import EagleError
 from eagle.eval.answers import FORMAT, AnswerLog, Request
 from eagle.eval.curves import Curves
 from eagle.eval.figures import peaks
-from eagle.eval.identity import answers_identity, evaluation_identity
+from eagle.eval.identity import answers_identity, evaluation_identity, text_identity
 from eagle.eval.ledger import ledger_of
 from eagle.eval.methods import make_methods
 from eagle.eval.processes import Processes, join_processes, share
@@ -88,6 +88,8 @@ def _measure(
     loading = peak_memory()
     head, prompts = load_head(head_path), prompts_in(sets)
     target = Target.from_config(processes.on_own_device(recipe.target), recipe.data.chat_template)
+    answers = answers_identity(identity, text_identity(target))
+    target.use_engine(recipe.decode.engine)
     methods = make_methods(recipe.eval.methods, target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
     settings = parse_settings(recipe.eval.sampling)
     curves = Curves(recipe, target, head_path, prompts)
@@ -99,7 +101,6 @@ def _measure(
         seed=recipe.eval.seed,
         processes=processes.on_machine,
     )
-    answers = answers_identity(identity, target.identity())
     log_of = functools.partial(AnswerLog, recipe.eval_dir / "answers.jsonl", answers)
     _answer(runner, prompts, log_of(process=processes.index), processes, warm_up=recipe.eval.warmup_prompts)
     processes.wait()
@@ -162,8 +163,8 @@ def _answer(runner: Runner, prompts: Sequence[Prompt], log: AnswerLog, processes
         done = len(in_order(log, prompts, runner.settings)) if processes.count == 1 else 0
         bar = ProgressBar("eval", total=total, unit="requests", done=done, quiet=not processes.first)
         with bar:
-            for prompt in prompts[:warm_up] if mine else []:
-                runner.warm_up(prompt)
+            if mine:
+                runner.warm_up(prompts[:warm_up], mine)
             for prompt in mine:
                 runner.answer(prompt, log, bar)
 

@@ -11,6 +11,8 @@ from eagle.eval.prompt import Prompt
 from eagle.eval.prompt_set import prompts_sha256
 from eagle.files import sha256_file, stamp
 from eagle.formats.files import head_folder
+from eagle.loading import tokenizer_identity
+from eagle.target import Target
 from eagle.tuning import FILE
 
 ONLY_OF_RESULTS = ("batches", "check_rows", "ledger")
@@ -36,8 +38,17 @@ def evaluation_identity(recipe: Recipe, head: str | Path | None, prompts: Sequen
     }
 
 
+def text_identity(target: Target) -> dict[str, Any]:
+    """What the target's text depends on: its weights, its tokenizer with the chat template, and the ids that end an answer.
+
+    To be asked before the tokenizer is used: how it pads and truncates is part of its hash, and changes with its calls.
+    """
+    tokenizer = {} if target.tokenizer is None else tokenizer_identity(target.tokenizer)
+    return {**target.identity(), **tokenizer, "eos_token_ids": list(target.eos_token_ids)}
+
+
 def answers_identity(identity: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for earlier answers to stand; target: `Target.identity`, which knows the weights themselves."""
+    """What must be the same for earlier answers to stand; target: `text_identity`, which knows its files' contents."""
     left_out = (*ONLY_OF_RESULTS, *CHOOSES_PROMPTS)
     settings = {key: value for key, value in identity["eval"].items() if key not in left_out}
     kept = {key: value for key, value in identity.items() if key not in ("prompts_sha256", "target_files")}
@@ -52,6 +63,7 @@ def _tuned(head: str | Path | None) -> dict[str, str]:
 
 def _files(recipe: Recipe) -> dict[str, str]:
     """What local files that the recipe names hold, beyond the head's: they may have been written anew under the same name."""
-    tree, named = recipe.decode.tree_file, {"target": recipe.target.model, "draft_model": recipe.decode.draft_model}
-    found = {} if tree is None or not Path(tree).is_file() else {"tree_file_sha256": sha256_file(Path(tree))}
-    return found | {f"{key}_files": stamp(Path(path)) for key, path in named.items() if path and Path(path).exists()}
+    small = {"tree_file": recipe.decode.tree_file, "chat_template": recipe.data.chat_template}
+    large = {"target": recipe.target.model, "draft_model": recipe.decode.draft_model}
+    found = {f"{key}_sha256": sha256_file(Path(path)) for key, path in small.items() if path and Path(path).is_file()}
+    return found | {f"{key}_files": stamp(Path(path)) for key, path in large.items() if path and Path(path).exists()}

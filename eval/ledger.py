@@ -33,15 +33,16 @@ DEFINITIONS = {
     "apart, the rest from every other prompt; over the plain loop, prefills left out. tau_trimmed: tau without the tokens that "
     "the end of an answer cut off; the diagnosis takes tau itself",
     "predicted_from_run": "the same with every part from the clocks of the fitted half",
-    "measured": "of the other prompts: plain's seconds per token / the method's, behind the prefill; pooled, and the median over "
-    "requests with its 95% interval",
+    "measured": "of the other prompts: plain's seconds per token / the method's, behind the prefill; pooled (plain's seconds for "
+    "as many tokens as the method's / the method's seconds), and the median over requests with its 95% interval",
     "error": "predicted / measured - 1",
     "alpha_ms, beta": "T(n) = alpha + n * beta(n); alpha: intercept of the least-squares line (of relative errors) through "
     "the points",
     "gain": "drafting pays where (draft + target(n) + host) / tau < target(B) + host of a plain step; leading factor: "
     "beta(n) / p < beta(B), with p = tau / N",
     "rejected": "nodes verified - accepted drafts - roots; flops: decoder's matrices and attention, the LM head apart",
-    "crossing": "batch size from which on drafting does not pay, linear between the sizes around it; None: it does not cross 1",
+    "crossing": "batch size from which on drafting does not pay, linear between the sizes around it; null: the curve does not "
+    "fall through 1 for good, or that is not known",
 }
 
 
@@ -128,12 +129,14 @@ def ledger(
 
 
 def _drafts(name: str, method: Method, requests: Sequence[Request]) -> bool:
-    """Whether a method is in the ledger: ours, with drafts, and saying what plain decoding says (or another draw of it)."""
+    """Whether a method is in the ledger: ours, with drafts in both halves (answers that end with the prefill's token have no
+    verify step), and saying what plain decoding says (or another draw of it)."""
     if name == PLAIN or method.decoder is None or method.decoder.drafter is None or not requests:
         return False
     if not method.decoder.rule.lossless:
         return False
-    return any(request.answers[name].nodes for request in requests) and exactness(requests, name).exact
+    drafted = all(any(request.answers[name].nodes for request in half) for half in halves(requests))
+    return drafted and exactness(requests, name).exact
 
 
 def _of_setting(
@@ -253,13 +256,7 @@ def _entry(
     measured = paired_ratio(
         [_decode_ms(request.answers[PLAIN]) for request in held_out],
         [_decode_ms(request.answers[name]) for request in held_out],
-        totals=[
-            (
-                _decode_ms(r.answers[PLAIN]) * len(r.answers[name].tokens),
-                _decode_ms(r.answers[name]) * len(r.answers[name].tokens),
-            )
-            for r in held_out
-        ],
+        tokens=[_decoded(request.answers[name]) for request in held_out],
     )
     assert measured is not None
     return {
@@ -280,9 +277,14 @@ def _entry(
     }
 
 
+def _decoded(answer: Answer) -> int:
+    """Tokens behind the one that the prefill yields, 1 where there is none."""
+    return max(1, len(answer.tokens) - 1)
+
+
 def _decode_ms(answer: Answer) -> float:
     """Milliseconds per token behind the prefill and the token that it yields."""
-    return 1e3 * (answer.seconds - answer.prefill_seconds) / max(1, len(answer.tokens) - 1)
+    return 1e3 * (answer.seconds - answer.prefill_seconds) / _decoded(answer)
 
 
 def _gain(cycle: Cycle, cost: TargetCost) -> dict[str, Any]:

@@ -33,6 +33,6 @@ def ledger_lines(body: Mapping[str, Any] | None) -> list[str]:
             where = "; ".join(f"{name} {at:.1f}" for name, at in crossing.items() if at is not None)
             lines.append(
                 f"ledger, {one['setting']}, {one['main']}: speed-up by batch, predicted (measured): {points}"
-                + (f"; crosses 1 at batch {where}" if where else "")
+                + (f"; falls through 1 for good at batch {where}" if where else "")
             )
     return lines

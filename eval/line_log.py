@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from eagle.files import atomic_path
+from eagle.files import atomic_path, sha256_text
 from eagle.progress import console
 
 Record = dict[str, Any]
@@ -17,7 +17,8 @@ Record = dict[str, Any]
 class LineLog:
     """`with LineLog(path, identity) as log`: `log.records` are those of an earlier run of the same identity, by their "key".
 
-    A log of another identity is set aside, which is said; a half-written last line (a kill) is cut off.
+    A log of another identity is set aside, which is said, and what was set aside of this one is taken back; a half-written
+    last line (a kill) is cut off.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]):
@@ -27,16 +28,18 @@ class LineLog:
         self._file: TextIO | None = None
 
     def __enter__(self) -> "LineLog":
+        aside = aside_path(self.path, self._header)
         lines = whole_lines(self.path)
-        if lines and lines[0] == self._header:
-            self.records = {record["key"]: record for record in lines[1:] if "key" in record}
-        elif lines:
+        if lines and lines[0] != self._header:
             set_aside(self.path, lines[0], self._header)
+        for path in (aside, self.path):
+            self.records |= {record["key"]: record for record in lines_of(path, self._header) if "key" in record}
         kept = [self._header, *self.records.values()]
         with atomic_path(self.path) as temporary:
             temporary.write_text(
                 "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8"
             )
+        aside.unlink(missing_ok=True)
         self._file = open(self.path, "a", encoding="utf-8")
         return self
 
@@ -55,18 +58,30 @@ class LineLog:
         os.fsync(self._file.fileno())
 
 
+def aside_path(path: Path, header: Record) -> Path:
+    """Where the log of this header lies while `path` is another measurement's: NAME.before-HASH.jsonl."""
+    return path.with_suffix(f".before-{sha256_text(json.dumps(header, sort_keys=True))[:8]}{path.suffix}")
+
+
 def set_aside(path: Path, found: Record, wanted: Record) -> None:
-    """Renames a log that is of another measurement to NAME.before.jsonl, over an older one, and says so and why.
+    """Renames a log that is of another measurement (`aside_path`), and says so and why.
 
     found, wanted: the headers, that of the log and that of this measurement.
     """
-    kept = path.with_suffix(f".before{path.suffix}")
+    kept, old = aside_path(path, found), aside_path(path, wanted)
     os.replace(path, kept)
+    now = f"going on with those in {old.name}" if lines_of(old, wanted) else "starting afresh"
     console.print(
-        f"eval: {path} was of {_what_differs(found, wanted)}; starting afresh, the old answers are in {kept.name}",
+        f"eval: {path} was of {_what_differs(found, wanted)}; {now}, the old answers are in {kept.name}",
         markup=False,
         soft_wrap=True,
     )
+
+
+def lines_of(path: Path, header: Record) -> list[Record]:
+    """The complete lines behind the header of a log; none where it is of another measurement, or not there."""
+    lines = whole_lines(path)
+    return lines[1:] if lines and lines[0] == header else []
 
 
 def _what_differs(found: Record, wanted: Record) -> str:

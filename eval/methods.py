@@ -28,7 +28,7 @@ from eagle.target import Target
 from eagle.tuned_drafter import TunedDrafter
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
-TUNED = "tuned"
+TUNED, NGRAM = "tuned", "ngram"
 HF_LOOKUP_TOKENS = 10
 """Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
 
@@ -130,7 +130,8 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
         run = _hugging_face(target, assistant_model=assistant.model)
         return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
     if name == PLAIN:
-        return Method(name=name, run=_ours(SpeculativeDecoder(target)), greedy_check="hf", sampled_check="none")
+        decoder = SpeculativeDecoder(target, kernels=decode.kernels)
+        return Method(name=name, run=_ours(decoder), greedy_check="hf", sampled_check="none", decoder=decoder)
     drafter, _, rule_name = name.partition("@")
     known = [TUNED, *(each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none")]
     if drafter not in known:
@@ -139,12 +140,17 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
             "last ones with a rule behind an @, such as eagle2@rejection"
         )
     if rule_name:
-        changes: dict[str, Any] = {"rule": rule_name, "children": "auto"}
+        changes: dict[str, Any] = {"rule": rule_of(decode, rule_name).name, "children": "auto"}
         decode = dataclasses.replace(decode, **changes)
     # eagle2 and model take the recipe's tree or the published one; tuned takes what eagle tune left beside the head.
-    decode = left_open(decode) if drafter == TUNED else published(with_drafter(decode, drafter))
+    if drafter == TUNED:
+        decode = left_open(decode)
+    elif drafter == NGRAM != decode.drafter:  # the recipe's sizes are those of a head's tree
+        decode = published(dataclasses.replace(with_drafter(decode, drafter), budget=None, depth=None))
+    else:
+        decode = published(with_drafter(decode, drafter))
     if drafter == CHAIN:
-        decode = dataclasses.replace(decode, budget=chain_depth + 1, top_k=1, depth=chain_depth, level_cost=0.0)
+        decode = dataclasses.replace(decode, budget=chain_depth + 1, depth=chain_depth, level_cost=0.0)
     rule = rule_of(decode)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     if drafter == TUNED and not isinstance(decoder.drafter, TunedDrafter):

@@ -112,7 +112,12 @@ def load_sets(
 
 
 def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """`limit` prompts, evenly over the categories and evenly within each, always the same ones, in file order."""
+    """`limit` prompts (or all), evenly over the categories and evenly within each, always the same ones, in file order.
+
+    Raises EagleError for a limit below 1.
+    """
+    if limit < 1:
+        raise EagleError(f"{limit} prompts are asked for, expected 1 or more")
     groups: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
         groups.setdefault(prompt.file_category or prompt.category, []).append(i)

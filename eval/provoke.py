@@ -29,6 +29,7 @@ from eagle.eval.diagnosis import NAMES, Cause, Cycle, Diagnosis, cycle_of, diagn
 from eagle.eval.prompt_set import load_prompts
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import parse_setting
+from eagle.eval.warm_up import warm_ups
 from eagle.heads import DraftHead
 from eagle.progress import ProgressBar, console
 from eagle.quiet import quieten
@@ -92,17 +93,28 @@ def cases(
 
 
 def measure(case: Case, prompts: Sequence[list[int]], *, max_new_tokens: int) -> Cycle:
-    """Both loops answer the prompts in batches, in turn; a first round warms up."""
+    """Both loops answer the prompts in batches, in turn; a first round warms up.
+
+    Raises EagleError where no answer goes beyond its first token: there is no cycle then.
+    """
     drafted: list[DecodeStats] = []
     plain: list[DecodeStats] = []
     levels = int(Standing(case.decoder, prompts[:1], SETTING, room=1).propose().depths_BN.max())
-    for start in range(-case.batch, len(prompts) - case.batch + 1, case.batch):
-        rows = prompts[max(0, start) : max(0, start) + case.batch]
-        limit = max_new_tokens if start >= 0 else min(4, max_new_tokens)
+    starts = range(0, len(prompts) - case.batch + 1, case.batch)
+    groups = [prompts[start : start + case.batch] for start in starts]
+    first = warm_ups(case.decoder.target, groups, few=4, max_new_tokens=max_new_tokens)
+    rounds = [(*one, False) for one in first] + [(number, max_new_tokens, True) for number in range(len(groups))]
+    for number, limit, counted in rounds:
         for decoder, found in ((case.decoder, drafted), (case.decoder.plain(), plain)):
+            rows = groups[number]
             answer = answer_batch(decoder, rows, seeds=range(len(rows)), setting=SETTING, max_new_tokens=limit)
-            if start >= 0:
+            if counted:
                 found += answer.stats
+    if not any(row.verify_steps for row in plain):
+        raise EagleError(
+            f"the target ends its answers to all {len(prompts)} prompts with their first token, so there is no cycle to "
+            "diagnose; name others in --prompts"
+        )
     return cycle_of(drafted, plain, batch=case.batch, levels=levels)
 
 
@@ -172,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     quieten()
     try:
+        _check(options)
         target = Target.from_config(TargetConfig(model=options.target, dtype=options.dtype))
         head = load_head(options.head)
         sizes = ("budget", "top_k", "depth")
@@ -194,6 +207,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{case.name}: {wrong}{diagnosis}", markup=False, soft_wrap=True)
     print(json.dumps(_record(results)))
     return 0 if all(case.expected in (None, found.cause) for case, _, found in results) else 1
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises EagleError for numbers with which there is nothing to measure."""
+    for name, least in (("rows", 1), ("large_batch", 1), ("max_new_tokens", 2), ("slow", 0)):
+        if getattr(options, name) < least:
+            raise EagleError(f"--{name.replace('_', '-')} is {getattr(options, name)}, expected {least} or more")
 
 
 def _record(results: Sequence[tuple[Case, Cycle, Diagnosis]]) -> dict[str, Any]:

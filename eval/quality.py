@@ -6,6 +6,7 @@ First turns only; the rules take turns prompt by prompt, their order rotating.
 """
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from eagle.drafters import published
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
-from eagle.eval.identity import evaluation_identity
+from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.likelihood import negative_log_likelihood
 from eagle.eval.line_log import LineLog, Record
 from eagle.eval.methods import rotated
@@ -30,7 +31,8 @@ from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.quality_report import print_quality, write_quality
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
-from eagle.eval.statistics import paired_difference, paired_ratio
+from eagle.eval.statistics import FEWEST, paired_difference, paired_ratio
+from eagle.eval.warm_up import warm_ups
 from eagle.eval.which_head import drafting_head
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
@@ -53,7 +55,7 @@ DEFINITIONS = {
         for name, how in EXTRACTIONS.items()
     },
     "difference": "rule minus coupled over the same prompts and seeds, with its 95% paired bootstrap interval (prompts are drawn "
-    f"with replacement, {RESAMPLES} times); an interval that holds 0 shows no difference",
+    f"with replacement, {RESAMPLES} times; given for {FEWEST} prompts or more); an interval that holds 0 shows no difference",
     "tau": "accepted drafts + 1 per verify step, pooled",
     "tok/s": "new tokens over the wall time of the whole calls, then the median over prompts of its ratio to coupled's with a "
     "95% bootstrap interval",
@@ -71,6 +73,7 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
         recipe.eval.max_new_tokens,
     )
     target = Target.from_config(recipe.target, recipe.data.chat_template)
+    weights = text_identity(target)
     if recipe.decode.drafter == "none":
         raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
     head_path = drafting_head(recipe, head)
@@ -88,13 +91,15 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
     identity = {
         "quality": {name: _described(rule) for name, rule in rules.items()},
         **evaluation_identity(recipe, head_path, prompts),
-        "weights": target.identity(),
+        "weights": weights,
     }
     with LineLog(recipe.eval_dir / "quality.jsonl", identity) as log:
         total = len(fitting) * len(settings) * len(rules)
         with ProgressBar("quality", total=total, unit="answers", done=len(log.records)) as bar:
-            for name in rules if len(log.records) < total else []:  # allocations and caches, uncounted
-                _answer(decoders[name], fitting[0], ids[fitting[0].id], settings[0], seed=0, limit=min(8, limit))
+            first = warm_ups(target, [[ids[prompt.id]] for prompt in fitting], few=8, max_new_tokens=limit)
+            for (number, tokens), name in itertools.product(first if len(log.records) < total else [], rules):
+                prompt = fitting[number]
+                _answer(decoders[name], prompt, ids[prompt.id], settings[0], seed=0, limit=tokens)
             for setting in settings:
                 for number, prompt in enumerate(fitting):
                     for name in rotated(rules, number):
@@ -195,9 +200,7 @@ def summary(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
             speedup = paired_ratio(
                 [theirs["seconds"] / theirs["tokens"] for _, theirs in pairs],
                 [mine["seconds"] / mine["tokens"] for mine, _ in pairs],
-                totals=[
-                    (theirs["seconds"] / theirs["tokens"], mine["seconds"] / mine["tokens"]) for mine, theirs in pairs
-                ],
+                tokens=[mine["tokens"] for mine, _ in pairs],
                 seed=seed,
             )
             body["speed_over_lossless"] = None if speedup is None else dataclasses.asdict(speedup)

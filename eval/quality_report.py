@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.eval.results import ratio_text
+from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path, write_json
 
 _HEADINGS = (
@@ -121,8 +122,9 @@ def _right(one: Mapping[str, Any], name: str) -> str:
 
 
 def _difference(found: Mapping[str, float] | None, *, percent: bool) -> str:
+    """With its interval, where there are prompts enough for one."""
     if found is None:
         return ""
-    if percent:
-        return f"{100 * found['difference']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
-    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+    scale, digits = (100, 1) if percent else (1, 3)
+    difference, low, high = (f"{scale * found[key]:+.{digits}f}" for key in ("difference", "low", "high"))
+    return difference if found["pairs"] < FEWEST else f"{difference} [{low}, {high}]"

@@ -6,6 +6,7 @@ Input: results.json `ledger` (eagle/eval/ledger.py), one entry per sampling sett
 from collections.abc import Mapping
 from typing import Any
 
+from eagle.eval.crossing import against_one
 from eagle.eval.report_parts import Plot, Table, number
 from eagle.eval.results import label_of, ratio_text
 from eagle.svg_plot import Axis, Point, Series, line_plot
@@ -148,8 +149,8 @@ def curve_plot(one: Entry, key: str) -> Plot | None:
     series = [Series(name="predicted", style=0, points=predicted)]
     series += [Series(name="measured (pooled)", style=1, points=measured)] if measured else []
     crossing = one["crossing"]
-    where = " ".join(f"The {name} one crosses 1 at batch {at:.1f}." for name, at in crossing.items() if at is not None)
-    where = where or "Neither crosses 1 between these batch sizes."
+    said = {name: against_one([(p["batch"], p[name]) for p in points]) for name in ("predicted", "measured")}
+    where = " ".join(f"The {name} one {words}." for name, words in said.items() if words)
     return Plot(
         key=key,
         title=f"Speed-up against batch size, predicted, {one['setting']}",

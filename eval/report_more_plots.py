@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle.eval.crossing import against_one
 from eagle.eval.report_parts import Plot, Table, number
 from eagle.eval.results import label_of, ratio_text
+from eagle.eval.statistics import FEWEST
 from eagle.svg_plot import Axis, Point, Series, line_plot
 from eagle.train.tau_plot import drawing as tau_drawing
 
@@ -21,44 +23,35 @@ def _batch_plot(entry: Mapping[str, Any], *, key: str) -> Plot:
     points, crossing = entry["points"], entry["crossing"]
     known = [point for point in points if point["speedup"] is not None]
     batches = [float(point["batch"]) for point in points]
-    pooled = [point["speedup"]["pooled"] for point in known]
-    intervals = [point["speedup"][side] for point in known for side in ("low", "high")]
+    medians = tuple(_median_point(point["batch"], point["speedup"]) for point in known)
+    heights = [p["speedup"]["pooled"] for p in known]
+    heights += [y for point in medians for y in (point.y, point.low, point.high) if y is not None]
     series = [
+        Series(name=f"median, 95% interval of {FEWEST} groups or more", style=0, points=medians, line=False),
         Series(
-            name="median, 95% interval",
-            style=0,
-            points=tuple(
-                Point(x=p["batch"], y=s["median"], low=s["low"], high=s["high"]) for p in known for s in [p["speedup"]]
-            ),
-            line=False,
-        ),
-        Series(
-            name="pooled (total seconds)",
+            name="pooled",
             style=1,
             points=tuple(Point(x=p["batch"], y=p["speedup"]["pooled"]) for p in known),
         ),
     ]
-    where = (
-        f"The pooled speed-up falls through 1 at batch {crossing:.1f}."
-        if crossing is not None
-        else ("The pooled speed-up does not cross 1 between these batch sizes.")
-    )
+    said = against_one([(p["batch"], None if p["speedup"] is None else p["speedup"]["pooled"]) for p in points])
+    where = f" The pooled speed-up {said}." if said else ""
     return Plot(
         key=key,
         title=f"Speed-up against batch size, {entry['setting']}",
         definition="Plain decoding's time per token / the drafted one's, behind the prefill, of the same "
         "prompts in ragged batches, "
-        f"both methods alternately. At batch sizes where an answer was not exact there is no ratio. {where}",
+        f"both methods alternately. At batch sizes where an answer was not exact there is no ratio.{where}",
         drawing=line_plot(
             series,
             x=Axis.doubling("rows decoded together (batch size)", batches),
-            y=Axis.over("speed-up over the plain loop (ratio)", [1.0, *pooled, *intervals]),
+            y=Axis.over("speed-up over the plain loop (ratio)", [1.0, *heights]),
             reference=(1.0, "plain loop = 1"),
             cross=crossing,
         ),
         alt="Pooled speed-up by batch size: "
         + ", ".join(f"{point['batch']}: {point['speedup']['pooled']:.2f}" for point in known)
-        + f". {where}",
+        + f".{where}",
         table=Table(
             caption=f"Throughput by batch size, {entry['setting']}",
             headings=("batch", "plain tokens/s", "drafted tokens/s", "tau", "median [95% interval]", "pooled", "exact"),
@@ -76,6 +69,13 @@ def _batch_plot(entry: Mapping[str, Any], *, key: str) -> Plot:
             ),
         ),
     )
+
+
+def _median_point(batch: float, speedup: Mapping[str, Any]) -> Point:
+    """With its interval, where there are samples enough for one."""
+    if speedup["samples"] < FEWEST:
+        return Point(x=batch, y=speedup["median"])
+    return Point(x=batch, y=speedup["median"], low=speedup["low"], high=speedup["high"])
 
 
 def calibration_plot(bins: Sequence[Mapping[str, Any]], *, key: str, source: str) -> Plot | None:

@@ -13,6 +13,7 @@ from eagle.eval.answers import FORMAT
 from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
 from eagle.eval.schema import NOT_DESCRIBED, problems, results_schema
+from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path
 
 LABELS = {
@@ -228,7 +229,8 @@ def notes(body: Mapping[str, Any]) -> list[str]:
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
             if row[baseline]:
                 lines.append(
-                    f"{label_of(main)}: pooled speed-up over {label} (total seconds) {row[baseline]['pooled']:.2f}x"
+                    f"{label_of(main)}: pooled speed-up over {label} (seconds for as many tokens) "
+                    f"{row[baseline]['pooled']:.2f}x"
                 )
     if row["tau"] is not None and row["step_ms"] and plain["step_ms"]:
         lines.append(
@@ -265,7 +267,8 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        "[95% bootstrap interval]; TTFT: time to first token; exact, by law, lossy: see the definitions in summary.md"
+        f"[95% bootstrap interval, of {FEWEST} requests or more]; TTFT: time to first token; exact, by law, lossy: see the "
+        "definitions in summary.md"
     )
     bodies = result["settings"].values()
     taus = [body["methods"][main_method(body)]["overall"]["tau"] for body in bodies]
@@ -287,10 +290,10 @@ def label_of(name: str) -> str:
 
 
 def ratio_text(value: Mapping[str, float] | None) -> str:
-    """A speed-up with its interval; alone where it comes from a single request, over which nothing can be resampled."""
+    """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None:
         return "-"
-    alone = value["low"] == value["high"]
+    alone = value["samples"] < FEWEST or value["low"] == value["high"]
     return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
 
 

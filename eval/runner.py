@@ -13,11 +13,14 @@ from eagle.eval.exactness import divergence
 from eagle.eval.methods import PLAIN, Method, rotated
 from eagle.eval.prompt_set import Prompt
 from eagle.eval.settings import Setting
+from eagle.eval.warm_up import capacities, captures, lengthened
 from eagle.files import sha256_text
 from eagle.progress import ProgressBar
 from eagle.target import Target
 
 WARM_UP_TOKENS = 16
+SHORT_REPLY = "-"
+"""Stands for a reply that is not known yet: hardly any is shorter."""
 
 
 class Runner:
@@ -40,12 +43,39 @@ class Runner:
         self.target, self.tokenizer, self.max_new_tokens, self.seed = target, target.tokenizer, max_new_tokens, seed
         self.methods, self.settings, self.processes = dict(methods), list(settings), processes
 
-    def warm_up(self, prompt: Prompt) -> None:
-        """Lets every method answer the first turn under every setting, uncounted: allocations, caches, compilation."""
-        ids = prompt_ids(self.tokenizer, first_turn(prompt))
-        if self._fits(ids):
-            for method, setting in itertools.product(self.methods.values(), self.settings):
-                method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), setting, 0)
+    def warm_up(self, prompts: Sequence[Prompt], asked: Sequence[Prompt]) -> None:
+        """Lets every method answer the first turns of `prompts` under every setting, uncounted: allocations, caches, compilation.
+
+        asked: what will be answered. Where graphs are captured, our own methods also give whole answers to a prompt of every
+        capacity that these need (warm_up.py).
+        """
+        first = [prompt_ids(self.tokenizer, first_turn(prompt)) for prompt in prompts]
+        first = [ids for ids in first if self._fits(ids)]
+        for ids, method, setting in itertools.product(first, self.methods.values(), self.settings):
+            method(self._tensor(ids), min(WARM_UP_TOKENS, self.max_new_tokens), setting, 0)
+        if first and captures(self.target):
+            ours = [method for method in self.methods.values() if method.decoder is not None]
+            for ids, method, setting in itertools.product(self._of_every_capacity(asked), ours, self.settings):
+                method(self._tensor(ids), self.max_new_tokens, setting, 0)
+
+    def _of_every_capacity(self, asked: Sequence[Prompt]) -> list[list[int]]:
+        """A prompt for every capacity that a turn may need; of later turns, whose replies are not known, for all up to that
+        of the longest replies."""
+        first: dict[int, list[int]] = {}
+        later: dict[int, list[int]] = {}
+        for prompt in asked:
+            for turn in range(len(prompt.turns)):
+                ids = prompt_ids(self.tokenizer, _messages(prompt, [SHORT_REPLY] * turn, turn=turn))
+                if not self._fits(ids):
+                    break
+                longest = len(ids) + turn * self.max_new_tokens
+                if self.target.max_positions is not None:
+                    longest = min(longest, self.target.max_positions - self.max_new_tokens)
+                for slots in capacities(len(ids), longest, self.max_new_tokens):
+                    known = later if turn else first
+                    known[slots] = max(known.get(slots, ids), ids, key=len)
+        made = [lengthened(ids, slots, self.max_new_tokens) for slots, ids in later.items() if slots not in first]
+        return [*first.values(), *made]
 
     def answer(self, prompt: Prompt, log: AnswerLog, bar: ProgressBar) -> list[dict[str, Any]]:
         """Answers the turns that the log lacks. Returns what was passed over, with the reason."""

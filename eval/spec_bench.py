@@ -55,6 +55,7 @@ def write_answer_files(
 ) -> list[Path]:
     """Writes folder/SETTING/METHOD.jsonl, a line per question, as Spec-Bench's evaluation/eval.py does, so that its
     evaluation/speed.py reads them (--file-path METHOD.jsonl --base-path hf.jsonl). Returns the paths.
+    What an earlier evaluation left of other methods in a setting's folder is removed: it may be of other questions.
 
     Its mean accepted tokens is the mean of accept_lengths: accepted drafts + 1 per verify step, this package's pooled tau.
     Its tokens per second is the mean over questions of new tokens / seconds - here it is the ratio of the sums -, and it
@@ -79,6 +80,9 @@ def write_answer_files(
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
                 temporary.write_text(text, encoding="utf-8")
             written.append(path)
+        for path in (folder / setting.replace(" ", "_")).glob("*.jsonl"):
+            if path not in written:
+                path.unlink()
     return written
 
 

@@ -19,7 +19,7 @@ class Estimate:
     low: float
     high: float
     pooled: float
-    """Ratio of the sums: long requests count for more."""
+    """The baseline's seconds for as many tokens as the method's / the method's seconds: long answers count for more."""
     samples: int
 
 
@@ -50,29 +50,27 @@ def bootstrap_interval(
 
 
 def paired_ratio(
-    numerator: Sequence[float],
-    denominator: Sequence[float],
-    *,
-    totals: Sequence[tuple[float, float]],
-    seed: int = 0,
+    baseline: Sequence[float], method: Sequence[float], *, tokens: Sequence[int], seed: int = 0
 ) -> Estimate | None:
-    """Median over pairs of numerator / denominator with its 95% interval, and the ratio of the summed `totals`.
+    """The speed-up over pairs: the median of baseline / method with its 95% interval, and pooled.
 
-    None when there is no pair.
+    baseline, method: seconds per token of each pair; tokens: the method's. Pooled, a pair counts by the method's tokens on both
+    sides: the baseline's text may be a longer or a shorter one. None when there is no pair.
     """
-    assert len(numerator) == len(denominator) == len(totals)
-    if not len(numerator):
+    assert len(baseline) == len(method) == len(tokens)
+    if not len(baseline):
         return None
-    ratios = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
+    ratios = np.asarray(baseline, dtype=np.float64) / np.asarray(method, dtype=np.float64)
     low, high = bootstrap_interval(ratios.tolist(), seed=seed)
-    pooled = sum(above for above, _ in totals) / sum(below for _, below in totals)
+    pooled = float(np.dot(baseline, tokens) / np.dot(method, tokens))
     return Estimate(median=float(np.median(ratios)), low=low, high=high, pooled=pooled, samples=len(ratios))
 
 
 def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | None:
     """Where a curve of speed-ups falls through 1 for good, linear between the points around it.
 
-    points: (x, y) by ascending x, y None where it is not known. None: it does not fall, or a point needed is not known.
+    points: (x, y) by ascending x, y None where it is not known. None: it does not fall, or a point needed is not known
+    (eagle/eval/crossing.py says which).
     """
     for (low, above), (high, below) in reversed(list(itertools.pairwise(points))):
         if above is None or below is None or below >= 1:
@@ -103,8 +101,17 @@ def paired_difference(
     return {"difference": whole, "low": float(low), "high": float(high), "pairs": len(pairs)}
 
 
-def chi_square_p_value(counts_V: Sequence[int], probabilities_V: Sequence[float]) -> float:
-    """P-value of Pearson's chi-square test that the counts were drawn with the probabilities.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChiSquare:
+    """What Pearson's chi-square test says."""
+
+    p_value: float
+    degrees: int
+    """Of freedom: cells that were compared, less one. 0: a single cell; nothing was tested, and p_value is 1"""
+
+
+def chi_square(counts_V: Sequence[int], probabilities_V: Sequence[float]) -> ChiSquare:
+    """Pearson's chi-square test that the counts were drawn with the probabilities.
 
     Cells that expect fewer than 5 are pooled, the smallest first. A count where the probability is 0 gives 0.
     """
@@ -112,14 +119,20 @@ def chi_square_p_value(counts_V: Sequence[int], probabilities_V: Sequence[float]
     expected = np.asarray(probabilities_V, dtype=np.float64)
     assert counts.shape == expected.shape
     if counts[expected == 0].sum():
-        return 0.0
+        return ChiSquare(p_value=0.0, degrees=int((expected > 0).sum()))  # the impossible is one more cell
     expected = expected / expected.sum() * counts.sum()
     order = np.argsort(expected)
     pooled = max(int((np.cumsum(expected[order]) < 5).sum()) + 1, int((expected < 5).sum()))
     group = np.maximum(np.arange(len(order)) - pooled + 1, 0)
     counts_G, expected_G = np.bincount(group, counts[order]), np.bincount(group, expected[order])
-    if len(counts_G) == 1:
-        return 1.0
+    degrees = len(counts_G) - 1
+    if not degrees:
+        return ChiSquare(p_value=1.0, degrees=0)
     statistic = ((counts_G - expected_G) ** 2 / expected_G).sum()
-    half = torch.tensor([len(counts_G) - 1, statistic], dtype=torch.float64) / 2
-    return float(torch.special.gammaincc(half[0], half[1]))
+    half = torch.tensor([degrees, statistic], dtype=torch.float64) / 2
+    return ChiSquare(p_value=float(torch.special.gammaincc(half[0], half[1])), degrees=degrees)
+
+
+def chi_square_p_value(counts_V: Sequence[int], probabilities_V: Sequence[float]) -> float:
+    """The p-value of `chi_square`."""
+    return chi_square(counts_V, probabilities_V).p_value

@@ -27,7 +27,8 @@ from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import recipe_prompts, spread
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
-from eagle.eval.statistics import Estimate, falls_through_one, paired_ratio
+from eagle.eval.statistics import FEWEST, Estimate, falls_through_one, paired_ratio
+from eagle.eval.warm_up import warm_ups
 from eagle.progress import ProgressBar, console
 from eagle.target import Target
 
@@ -59,6 +60,12 @@ def measure(
     What every answer must equal is plain decoding's at the smallest batch size.
     """
     batches = sorted(set(batches))
+    if not prompts:
+        raise EagleError("there is no prompt to answer; expected as many as the largest batch size, or a multiple")
+    if max_new_tokens < 2:
+        raise EagleError(
+            f"eval.max_new_tokens is {max_new_tokens}, expected 2 or more: throughput is timed behind the first token"
+        )
     for batch in batches:
         if batch < 1 or len(prompts) % batch:
             raise EagleError(f"batch size {batch} does not divide the {len(prompts)} prompts; choose sizes that do")
@@ -67,14 +74,15 @@ def measure(
     reference: dict[int, list[int]] = {}
     with ProgressBar("throughput", total=len(batches) * len(prompts), unit="prompts") as bar:
         for batch in batches:
-            for each in (plain, decoder):  # warm-up at this size: allocations, graphs, compilation
-                _answer(each, prompts[:batch], 0, setting, min(16, max_new_tokens))
+            groups = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+            for number, limit in warm_ups(decoder.target, groups, few=16, max_new_tokens=max_new_tokens):
+                for each in (plain, decoder):
+                    _answer(each, groups[number], number * batch, setting, limit)
             pairs: list[tuple[BatchAnswer, BatchAnswer]] = []
-            for number, start in enumerate(range(0, len(prompts), batch)):
-                rows = prompts[start : start + batch]
+            for number, rows in enumerate(groups):
                 order = (plain, decoder) if number % 2 == 0 else (decoder, plain)
-                groups = {each: _answer(each, rows, start, setting, max_new_tokens) for each in order}
-                pairs.append((groups[plain], groups[decoder]))
+                said = {each: _answer(each, rows, number * batch, setting, max_new_tokens) for each in order}
+                pairs.append((said[plain], said[decoder]))
                 bar.advance(batch)
             different = 0
             for row in range(len(prompts)):
@@ -117,7 +125,7 @@ def _point(batch: int, pairs: Sequence[tuple[BatchAnswer, BatchAnswer]], differe
     ratio = paired_ratio(
         [group.seconds / max(1, group.new_tokens) for group in plain],
         [group.seconds / max(1, group.new_tokens) for group in drafted],
-        totals=[(one.seconds, two.seconds) for one, two in pairs],
+        tokens=[max(1, group.new_tokens) for group in drafted],
     )
     return BatchPoint(
         batch=batch,
@@ -169,7 +177,7 @@ def _table(points: Sequence[BatchPoint]) -> Table:
             f"{point.tokens_per_second:.1f}",
             f"{point.tau:.2f}",
             "-" if ratio is None else f"{ratio.median:.2f}x",
-            "-" if ratio is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
+            "-" if ratio is None or ratio.samples < FEWEST else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
             "-" if ratio is None else f"{ratio.pooled:.2f}x",
             "yes" if not point.different else f"{point.different} DIFFERENT",
         )
@@ -185,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--setting", default="T=0", help='such as "T=1 top_p=0.9"')
     known, overrides = parser.parse_known_args(arguments)
     try:
+        if known.prompts < 1:
+            raise EagleError(f"--prompts is {known.prompts}, expected 1 or more (a multiple of every batch size)")
         recipe = read_recipe(known.config, overrides)
         setting = parse_setting(known.setting)
         chosen = spread(recipe_prompts(dataclasses.replace(recipe.eval, limit=None)), known.prompts)

@@ -42,6 +42,7 @@ from eagle.eval.tree_search import (
 )
 from eagle.eval.tune_prompts import tuning_prompts
 from eagle.eval.tune_table import print_tuning
+from eagle.eval.warm_up import warm_ups
 from eagle.head_drafter import HeadDrafter
 from eagle.progress import ProgressBar, console
 from eagle.rules import make_rule
@@ -51,6 +52,8 @@ from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, mach
 
 ROWS = 8
 """Prompts that are answered, and recorded, side by side."""
+SHORT, LONG = 4, 24
+"""New tokens of the answers whose difference tells what a cycle costs outside the forwards."""
 STATIC = TreeSettings(drafter="static")
 CHAIN = TreeSettings(budget=5, top_k=1, depth=4)
 
@@ -296,11 +299,24 @@ def _prices(
     draft = measure_draft(decoder, prompts, setting=setting, batch=batch, shapes=shapes, budget=BUDGETS[-1])
     sample = TreeSettings(budget=8, top_k=min(4, max(replay.top_ks)), depth=3)
     drafter.shape = shape_of(sample)
-    rests = []
-    for one in (decoder, decoder.plain()):
-        decoded(one, prompts[:batch], 0, setting, 4)  # warms up
-        stats = [row for rows in states(prompts, batch) for row in decoded(one, rows, 0, setting, 24).stats]
-        steps = max(1, sum(row.verify_steps for row in stats))
-        spent = sum(row.draft_ms + row.host_ms for row in stats) / steps
-        rests.append(spent - (draft.at(sample.top_k, sample.depth) if one is decoder else 0.0))
-    return Prices(batch=batch, target=target, draft=draft, rest_ms=max(0.0, rests[0]), plain_rest_ms=max(0.0, rests[1]))
+    rest = _outside(decoder, prompts, setting, batch) - draft.at(sample.top_k, sample.depth)
+    plain_rest = _outside(decoder.plain(), prompts, setting, batch)
+    return Prices(batch=batch, target=target, draft=draft, rest_ms=max(0.0, rest), plain_rest_ms=max(0.0, plain_rest))
+
+
+def _outside(decoder: SpeculativeDecoder, prompts: Sequence[list[int]], setting: Setting, batch: int) -> float:
+    """Milliseconds of a cycle outside the target's forwards: drafting, commits, the host's work.
+
+    It is what the cycles of a longer answer take beyond those of a shorter one: what the drafter makes of the prompt, once an
+    answer, is in both.
+    """
+    groups = list(states(prompts, batch))
+    for number, limit in warm_ups(decoder.target, groups, few=SHORT, max_new_tokens=LONG):
+        decoded(decoder, groups[number], 0, setting, limit)
+    steps, spent = 0, 0.0
+    for rows in groups:
+        for sign, limit in ((-1, SHORT), (1, LONG)):
+            stats = decoded(decoder, rows, 0, setting, limit).stats
+            steps += sign * sum(row.verify_steps for row in stats)
+            spent += sign * sum(row.draft_ms + row.host_ms for row in stats)
+    return spent / max(1, steps)

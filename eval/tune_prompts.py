@@ -38,7 +38,12 @@ def _found(recipe: Recipe, target: Target) -> list[list[int]]:
         return [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts]
 
     if not recipe.tune.prompts and (recipe.data_dir / "manifest.json").is_file():
-        return _held_out(recipe)
+        # By their ids: a document has lost its text.
+        known = set(map(tuple, rendered(recipe_prompts(recipe.eval))))
+        documents = _held_out(recipe)
+        left_ids = [ids for ids in documents if tuple(ids) not in known]
+        _say_left_out(len(documents) - len(left_ids), "the held-out documents")
+        return left_ids
     if recipe.tune.prompts:
         every = load_prompts(recipe.tune.prompts, split=recipe.eval.split)
     else:
@@ -46,9 +51,14 @@ def _found(recipe: Recipe, target: Target) -> list[list[int]]:
     # By their text: one file's question may be another's.
     evaluated = {prompt.turns[0] for prompt in recipe_prompts(recipe.eval)}
     left = [prompt for prompt in every if prompt.turns[0] not in evaluated]
-    if recipe.tune.prompts and len(left) < len(every):
-        console.print(f"tune: {len(every) - len(left)} of tune.prompts are evaluated too and left out", markup=False)
+    if recipe.tune.prompts:
+        _say_left_out(len(every) - len(left), "tune.prompts")
     return rendered(spread(left, min(len(left), 4 * recipe.tune.count))) if left else []
+
+
+def _say_left_out(count: int, what: str) -> None:
+    if count:
+        console.print(f"tune: {count} of {what} are evaluated too and left out", markup=False)
 
 
 def _held_out(recipe: Recipe) -> list[list[int]]:

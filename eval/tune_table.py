@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.eval.results import ratio_text
+
 
 def print_tuning(body: Mapping[str, Any]) -> None:
     """body: an entry of `batches` in what was measured (eagle/eval/tune.py)."""
@@ -21,7 +23,7 @@ def print_tuning(body: Mapping[str, Any]) -> None:
             f"{row['tau']:.2f}",
             "-" if expected is None else f"{expected['speedup']:.2f}x",
             f"{row['tokens_per_second']:.1f}",
-            f"{ratio['median']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+            ratio_text(ratio),
         )
     out.print(table)
     calibration = body["calibration"]

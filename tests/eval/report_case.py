@@ -135,7 +135,7 @@ def curve() -> dict[str, Any]:
         "max_new_tokens": 48,
         "prompts": 16,
         "points": points,
-        "crossing": 2.7,
+        "crossing": None,
         "verdict": "v",
         "drafter": "eagle2",
     }

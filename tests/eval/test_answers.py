@@ -58,12 +58,32 @@ def test_another_evaluations_answers_are_not_mixed_in_and_not_lost(
     before = path.read_bytes()
     with AnswerLog(path, {**IDENTITY, "head": "def"}) as log:
         assert log.requests == {}
-    assert (tmp_path / "answers.before.jsonl").read_bytes() == before
+        log.append(request(7))
+    (aside,) = tmp_path.glob("answers.before-*.jsonl")
+    assert aside.read_bytes() == before
     said = " ".join(capsys.readouterr().err.split())
     assert "head was 'abc', is 'def'" in said
-    assert "the old answers are in answers.before.jsonl" in said
+    assert f"starting afresh, the old answers are in {aside.name}" in said
+
+
+def test_what_was_set_aside_is_taken_back_however_many_evaluations_lay_between(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, 2)
+    for turn, head in ((5, "def"), (6, "ghi")):
+        with AnswerLog(path, {**IDENTITY, "head": head}) as log:
+            log.append(request(turn))
+    capsys.readouterr()
     with AnswerLog(path, IDENTITY) as log:
-        assert log.requests == {}
+        assert log.requests == {("p/1", turn, "T=0"): request(turn) for turn in (0, 1)}
+        log.append(request(2))
+    assert "going on with those in answers.before-" in " ".join(capsys.readouterr().err.split())
+    assert len(list(tmp_path.glob("answers.before-*.jsonl"))) == 2, "those of the two others"
+    with AnswerLog(path, {**IDENTITY, "head": "def"}) as log:
+        assert list(log.requests) == [("p/1", 5, "T=0")]
+    with AnswerLog(path, IDENTITY) as log:
+        assert len(log.requests) == 3
 
 
 def test_an_answer_is_plain_data() -> None:

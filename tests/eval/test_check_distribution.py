@@ -11,6 +11,7 @@ from eagle.cli import main
 from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
 from eagle.eval import check_distribution as check
+from eagle.eval import chi_square
 from eagle.eval.mutants import LOSSLESS, MUTANTS
 from eagle.eval.settings import parse_setting
 from eagle.heads import EagleHead, EagleHeadConfig
@@ -80,6 +81,30 @@ def test_a_broken_rule_is_rejected_and_a_kill_keeps_the_finished_ones(
     assert any(line["rejected"] for line in result["rules"])
     command = ["eval", str(tmp_path / "recipe.yaml"), "--check", "distribution", cold, "--eval.check_rows", "80"]
     assert main(command) == 1
+
+
+def test_a_rule_whose_tests_have_a_single_cell_is_not_tested_and_no_success(
+    made: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "LOSSLESS", {"coupled": LOSSLESS["coupled"]})
+    command = ["eval", str(tmp_path / "recipe.yaml"), "--check", "distribution", SAMPLING, "--eval.check_rows"]
+    assert main([*command, "6"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "NOT TESTED: T=0.7, coupled: " in printed
+    assert "raise eval.check_rows (now 6), or take a hotter setting" in printed
+    (line,) = json.loads((recipe.eval_dir / "distribution.json").read_text())["rules"]
+    assert (line["tested"], line["rejected"]) == (False, False)
+    assert line["degrees_of_freedom"] == {"tokens 2-3": 0, "tokens 2-4": 0}
+    assert main([*command, "120"]) == 0
+    (line,) = json.loads((recipe.eval_dir / "distribution.json").read_text())["rules"]
+    assert line["tested"]
+    assert line["degrees_of_freedom"]["tokens 2-3"] > 1
+    capsys.readouterr()
+    own = ["--target", str(made / "target"), "--head", str(made / "head"), "--only", "coupled", "--rows", "6"]
+    assert chi_square.main(own) == 1
+    out, err = capsys.readouterr()
+    assert "NOT TESTED: coupled: " in " ".join((out + err).split())
+    assert not json.loads(out.splitlines()[-1])["rules"]["coupled"]["tested"]
 
 
 def test_filters_are_cut_to_what_can_be_enumerated() -> None:

@@ -21,6 +21,7 @@ from eagle.eval.decoding import WAYS, compare_decoding
 from eagle.eval.decoding_report import notes
 from eagle.eval.likelihood import negative_log_likelihood
 from eagle.eval.quality import compare_quality, extract, summary
+from eagle.eval.quality_report import rows
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
@@ -241,6 +242,22 @@ def test_paired_intervals_see_what_separate_ones_would_not() -> None:
     assert fewer["high"] < 0
     assert found["top_k"]["accuracy_difference_last number"]["difference"] == 0
     assert math.isclose(found["coupled"]["accuracy_####"], 0.5)
+
+
+def test_pooled_a_rules_speed_counts_the_lossless_text_for_as_many_tokens() -> None:
+    """Lossy texts end elsewhere."""
+
+    def record(prompt: str, rule: str, tokens: int) -> dict[str, object]:
+        body = {"prompt": prompt, "rule": rule, "text": rule, "tokens": tokens, "seconds": 10.0, "accepted": [1]}
+        return {**body, "nll": 1.0, "right": None}
+
+    records = [record(prompt, rule, 10) for prompt in "ab" for rule in ("coupled", "typical")]
+    records += [record("a", "top_k", 20), record("b", "top_k", 10)]
+    speed = summary(records, seed=0)["top_k"]["speed_over_lossless"]
+    assert speed["pooled"] == pytest.approx((20 + 10) / (10 + 10))
+    body = summary(records, seed=0)
+    cells = next(row for row in rows(body) if row[0] == "top_k")
+    assert not any("[" in cell for cell in cells), "two prompts have no interval"
 
 
 def test_without_what_they_need_they_say_so(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
+from eagle.errors import EagleError
 from eagle.eval import provoke
 from eagle.eval.diagnosis import Cycle, cycle_of, diagnose
 from eagle.eval.provoke import Case, SlowRule, measure, random_head
@@ -158,6 +159,29 @@ def test_an_oversized_tree_and_a_huge_batch_are_compute_bound_in_real_runs() -> 
         prompts = [PROMPTS[row % 2] for row in range(max(2, batch))]
         found = diagnose(measure(case, prompts, max_new_tokens=6))
         assert (found.cause == "compute") == (name != "as it is"), f"{name}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "least"),
+    [("--large-batch", "0", 1), ("--rows", "0", 1), ("--max-new-tokens", "1", 2), ("--slow", "-1", 0)],
+)
+def test_what_cannot_be_provoked_is_told_before_anything_is_loaded(
+    option: str, value: str, least: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(provoke.Target, "from_config", lambda config: pytest.fail("loaded"))
+    assert provoke.main(["--target", "x", "--head", "y", option, value]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"{option} is {value}")
+    assert said.endswith(f"expected {least} or more")
+
+
+def test_a_target_that_says_nothing_has_no_cycle_to_diagnose(head: EagleHead) -> None:
+    target = Target.from_pretrained(tiny_model(num_hidden_layers=6))
+    case = Case(name="silent", expected=None, decoder=decoder(target, head))
+    first = int(target.model(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+    target.model.generation_config.eos_token_id = first
+    with pytest.raises(EagleError, match=r"all 2 prompts with their first token.*name others in --prompts"):
+        measure(case, [PROMPTS[0]] * 2, max_new_tokens=4)
 
 
 def test_provoking_ends_with_a_table_and_says_when_a_fault_is_not_named(

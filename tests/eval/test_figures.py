@@ -175,4 +175,4 @@ def test_the_bootstrap_interval_holds_the_true_median_about_as_often_as_it_says(
 
 
 def test_the_ratio_of_nothing_is_none() -> None:
-    assert paired_ratio([], [], totals=[]) is None
+    assert paired_ratio([], [], tokens=[]) is None

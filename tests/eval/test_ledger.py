@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,36 +198,85 @@ def request(prompt: str) -> Request:
     )
 
 
-def test_the_prediction_is_the_cost_model_fitted_on_every_other_prompt(
-    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+def other(prompt: str) -> Request:
+    """As `request`, but the head is of no use, drafting is slow, and its text is the shorter one."""
+    answers = {
+        "plain": answer(accepted=[0] * 8, seconds=0.1 + 0.8 + 0.08, draft=0, verify=0.8, nodes=8),
+        "eagle2": answer(accepted=[0] * 4, seconds=0.1 + 1.2 + 0.08, draft=0.4, verify=0.8, nodes=16),
+    }
+    return dataclasses.replace(request(prompt), answers=answers)
+
+
+def silent(prompt: str) -> Request:
+    """The target ends its answer with the first token: no verify step."""
+    ended = answer(accepted=[], seconds=0.1001, draft=0, verify=0, nodes=0)
+    return dataclasses.replace(request(prompt), answers=dict.fromkeys(("plain", "eagle2", "chain"), ended))
+
+
+def ledger_of_requests(
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] = ("plain", "eagle2")
+) -> dict[str, Any] | None:
+    """Parts that are timed are given: a target of 100 ms for one node and 125 for six, a proposal of 20."""
+    target = Target.from_pretrained(tiny_model())
+    head = EagleHead(EagleHeadConfig.for_target(target.config))
+    methods = harness.make_methods(names, target, head, decode=DecodeConfig(), chain_depth=2)
+    monkeypatch.setattr(ledgers, "_contexts", lambda *a, **k: [[1]])
+    monkeypatch.setattr(ledgers, "measure_proposals", lambda *a, **k: {1: (timing(20.0), 6, 3)})
+    monkeypatch.setattr(
+        ledgers, "measure_target", lambda *a, batches, **k: {batch: cost(n1=100.0, n6=125.0) for batch in batches}
+    )
+    return ledgers.ledger(target, methods, [parse_setting("T=0")], requests, [])
+
+
+def test_the_prediction_is_the_cost_model_fitted_on_every_other_prompt_and_held_against_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests = [request(name) for name in "abcd"]
+    requests = [request("a"), other("b"), request("c"), other("d")]
     first, second = halves(requests)
     assert ["".join(r.prompt for r in half) for half in (first, second)] == ["ac", "bd"]
     fit = Fit.of([r.answers["eagle2"] for r in first])
     assert (fit.tau, fit.nodes) == (2.0, 6.0)
     assert (fit.draft_ms, fit.target_ms, fit.host_ms) == pytest.approx((25.0, 125.0, 10.0))
-    # The other half is answered twice as slowly by both: a ratio does not mind.
-    monkeypatch.setattr(ledgers, "measure_proposals", lambda *a, **k: {1: (timing(20.0), 6, 3)})
-    target = Target.from_pretrained(tiny_model())
-    method = harness.make_methods(
-        ("plain", "chain"),
-        target,
-        EagleHead(EagleHeadConfig.for_target(target.config)),
-        decode=DecodeConfig(),
-        chain_depth=2,
-    )["chain"]
-    entry = ledgers._entry(
-        target, method, "eagle2", first, second, cost(n1=100.0, n6=125.0), contexts=[[1]], setting=parse_setting("T=0")
-    )
+    found = ledger_of_requests(requests, monkeypatch)
+    assert found is not None
+    (entry,) = found["settings"][0]["methods"]
+    # Of the fitted half, though the other one accepts nothing and drafts four times as long.
+    assert (entry["tau"], entry["nodes"], entry["draft_ms"], entry["host_ms"]) == pytest.approx((2.0, 6.0, 25.0, 10.0))
     expected = 2.0 * (100 + 10) / (25 + 125 + 10)
     assert entry["predicted"] == pytest.approx(expected)
-    assert entry["measured"]["pooled"] == pytest.approx((0.88 / 8) / (0.64 / 8))
-    assert entry["error"] == pytest.approx(0.0, abs=1e-6)
+    assert entry["predicted_from_run"] == pytest.approx(expected)
+    # Of the other half alone; four tokens behind the prefill stand against as many of plain's eight.
+    measured = (0.88 / 8) / (1.28 / 4)
+    assert entry["measured"]["pooled"] == pytest.approx(measured)
+    assert entry["measured"]["median"] == pytest.approx(measured)
+    assert entry["measured"]["samples"] == 2
+    assert entry["error"] == pytest.approx(expected / measured - 1)
     assert entry["gain"]["breakeven_tau"] == pytest.approx(160 / 110)
     assert entry["gain"]["holds"] is (entry["predicted"] > 1) is (160 / 2 < 110)
-    assert entry["rejected"]["nodes_rejected"] == 4 * (24 - 8)
-    assert entry["rejected"]["share"] == pytest.approx(2 / 3)
+    assert entry["rejected"]["nodes_rejected"] == 2 * (24 - 8) + 2 * (16 - 4)
+    assert entry["rejected"]["share"] == pytest.approx((32 + 24) / (48 + 32))
+
+
+def test_pooled_requests_count_by_their_tokens_behind_the_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request("a"), request("b"), request("c"), other("d")]
+    found = ledger_of_requests(requests, monkeypatch)
+    assert found is not None
+    (entry,) = found["settings"][0]["methods"]
+    plain = 0.88 / 8
+    assert entry["measured"]["pooled"] == pytest.approx((plain * 8 + plain * 4) / (0.64 + 1.28))
+
+
+def test_a_method_whose_answers_in_one_half_end_with_their_first_token_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ledger_of_requests([silent("a"), request("b")], monkeypatch) is None
+    assert ledger_of_requests([request("a"), silent("b")], monkeypatch) is None
+    drafts_later = [silent("a"), request("b"), silent("c")]
+    spoken = answer(accepted=[1, 1], seconds=0.5, draft=0.1, verify=0.2, nodes=6)
+    requests = [dataclasses.replace(one, answers={**one.answers, "chain": spoken}) for one in drafts_later]
+    found = ledger_of_requests(requests, monkeypatch, names=("plain", "eagle2", "chain"))
+    assert found is not None
+    assert [entry["method"] for entry in found["settings"][0]["methods"]] == ["chain"]
 
 
 @pytest.fixture

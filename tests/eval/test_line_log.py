@@ -41,4 +41,17 @@ def test_a_log_of_another_measurement_starts_afresh_and_names_the_difference(
         assert log.records == {}
     captured = capsys.readouterr()
     assert "eval.seed was 1, is 3" in " ".join((captured.out + captured.err).split())
-    assert len((tmp_path / "log.before.jsonl").read_text().splitlines()) == 2
+    (aside,) = tmp_path.glob("log.before-*.jsonl")
+    assert len(aside.read_text().splitlines()) == 2
+
+
+def test_a_log_that_was_set_aside_is_taken_back_and_no_other_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for seed in (1, 2, 3):
+        with LineLog(path, {"eval": {"seed": seed}}) as log:
+            assert log.records == {}
+            log.append(f"of seed {seed}", {})
+    for seed in (1, 3, 2):
+        with LineLog(path, {"eval": {"seed": seed}}) as log:
+            assert list(log.records) == [f"of seed {seed}"]
+    assert len(list(tmp_path.glob("log.before-*.jsonl"))) == 2

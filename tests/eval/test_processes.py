@@ -59,9 +59,13 @@ def test_the_first_process_takes_over_what_the_others_logged(tmp_path: Path) -> 
     with AnswerLog(path, IDENTITY) as log:
         assert log.requests == {("p/1", turn, "T=0"): request(turn) for turn in (0, 1)}
     # What a stranger wrote is set aside, and no process's log any more.
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["answers.5.before.jsonl", "answers.jsonl"]
+    (aside,) = tmp_path.glob("answers.5.before-*.jsonl")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [aside.name, "answers.jsonl"]
     with AnswerLog(path, IDENTITY, process=1) as second:
         assert len(second.requests) == 2
+    with AnswerLog(path, {**IDENTITY, "head": "other"}) as again:
+        assert list(again.requests) == [("p/1", 3, "T=0")], "the stranger's own evaluation finds it"
+    assert not aside.exists()
 
 
 def test_answers_given_with_other_threads_are_neither_mixed_nor_thrown_away(tmp_path: Path) -> None:

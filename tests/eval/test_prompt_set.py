@@ -83,6 +83,12 @@ def test_broken_prompt_files_are_explained(tmp_path: Path, text: str, message: s
         load_prompts([str(file)])
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_no_prompts_at_all_is_a_mistake_that_is_told(limit: int) -> None:
+    with pytest.raises(EagleError, match=f"{limit} prompts are asked for, expected 1 or more"):
+        spread(load_prompts(["shipped:mt_bench"], 2), limit)
+
+
 def test_missing_and_unknown_sources_are_explained(tmp_path: Path) -> None:
     with pytest.raises(EagleError, match="does not exist"):
         load_prompts([str(tmp_path / "none.jsonl")])

@@ -107,6 +107,15 @@ def test_spec_benchs_arithmetic_gives_our_tau_and_the_tokens_per_second_that_it_
     assert ratio > 1
 
 
+def test_an_earlier_evaluations_other_methods_are_removed_and_its_other_settings_stay(folder: Path) -> None:
+    for path in (folder / "tuned.jsonl", folder.parent / "T=0" / "tuned.jsonl", folder / "notes.txt"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("old\n")
+    write_answer_files(folder.parent, requests(), PROMPTS, tiny_tokenizer(), model="tiny")
+    assert sorted(path.name for path in folder.iterdir()) == ["eagle2.jsonl", "hf.jsonl", "notes.txt", "plain.jsonl"]
+    assert (folder.parent / "T=0" / "tuned.jsonl").is_file()
+
+
 def test_its_tasks_find_their_questions_and_one_question_gives_our_figure(folder: Path) -> None:
     lengths, per_second, _ = speed(folder / "eagle2.jsonl", folder / "plain.jsonl", tiny_tokenizer(), "qa")
     ours = figures([r for r in requests() if r.prompt == "s/200"], "eagle2", baselines=[])

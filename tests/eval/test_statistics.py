@@ -5,7 +5,7 @@ import pytest
 
 from eagle.errors import EagleError
 from eagle.eval.chi_square import main
-from eagle.eval.statistics import chi_square_p_value
+from eagle.eval.statistics import ChiSquare, chi_square, chi_square_p_value
 
 
 def test_the_textbook_value() -> None:
@@ -29,8 +29,13 @@ def test_a_wrong_distribution_is_found_and_an_impossible_count_is_certain() -> N
     assert chi_square_p_value([5, 0, 1], [0.5, 0.5, 0.0]) == 0.0
 
 
-def test_too_few_counts_say_nothing() -> None:
+def test_too_few_counts_say_nothing_and_have_no_degree_of_freedom() -> None:
     assert chi_square_p_value([3, 1], [0.5, 0.5]) == 1.0
+    assert chi_square([3, 1], [0.5, 0.5]) == ChiSquare(p_value=1.0, degrees=0)
+    assert chi_square([400, 0], [0.999, 0.001]).degrees == 0, "a cold setting: one cell expects nearly all"
+    assert chi_square([50, 30, 20], [0.4, 0.35, 0.25]).degrees == 2
+    assert chi_square([50, 30, 3, 2], [0.6, 0.35, 0.03, 0.02]).degrees == 1, "rare cells are one, with the next"
+    assert chi_square([5, 0, 1], [0.5, 0.5, 0.0]).degrees > 0, "the impossible is no lack of rows"
 
 
 @pytest.mark.parametrize(

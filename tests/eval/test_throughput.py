@@ -12,10 +12,13 @@ from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import throughput
 from eagle.eval.batch_answer import BatchAnswer
+from eagle.eval.confirm import _measured
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
 from eagle.eval.throughput import BatchPoint, crossing, main, measure
+from eagle.eval.tree_search import NO_DRAFTING
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.stats import DecodeStats
 from eagle.target import Target
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
@@ -85,6 +88,44 @@ def test_the_command_prints_a_table_and_a_json_line(tmp_path: Path, capsys: pyte
     assert [point["batch"] for point in record["points"]] == [1, 2]
     assert main([*arguments[:-1], "3"]) == 2
     assert "does not divide" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_a_number_of_prompts_that_makes_no_sense_is_told(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", "/nowhere", "--prompts", count]) == 2
+    assert capsys.readouterr().err.strip() == (
+        f"--prompts is {count}, expected 1 or more (a multiple of every batch size)"
+    )
+
+
+def test_nothing_to_time_is_told(decoder: SpeculativeDecoder) -> None:
+    with pytest.raises(EagleError, match="there is no prompt to answer"):
+        measure(decoder, [], batches=[1], setting=parse_setting("T=0"), max_new_tokens=4)
+    with pytest.raises(EagleError, match=r"eval\.max_new_tokens is 1, expected 2"):
+        measure(decoder, PROMPTS, batches=[1], setting=parse_setting("T=0"), max_new_tokens=1)
+
+
+def answered(tokens: int, seconds: float) -> BatchAnswer:
+    """One row with so many tokens behind the prefill's."""
+    return BatchAnswer(tokens=[[0] * (tokens + 1)], stats=[DecodeStats(accepted=[0] * tokens)], seconds=seconds)
+
+
+def test_pooled_the_baseline_counts_for_as_many_tokens_as_the_method_said() -> None:
+    """Behind a tie the texts may be of different lengths."""
+    pairs = [(answered(10, 10.0), answered(20, 10.0)), (answered(10, 10.0), answered(10, 10.0))]
+    pooled = pytest.approx((1.0 * 20 + 1.0 * 10) / (10 + 10))
+    assert throughput._point(1, pairs, 0).speedup.pooled == pooled  # type: ignore[union-attr]
+    plain, drafted = ([pair[which] for pair in pairs] for which in (0, 1))
+    assert _measured(NO_DRAFTING, drafted, plain).speedup.pooled == pooled
+
+
+def test_of_few_groups_no_interval_is_printed() -> None:
+    def column(groups: int) -> list[object]:
+        pairs = [(answered(10, 10.0 + i), answered(10, 5.0)) for i in range(groups)]
+        return list(throughput._table([throughput._point(1, pairs, 0)]).columns[5].cells)
+
+    assert column(5) == ["-"]
+    assert str(column(6)[0]).startswith("[2.")
 
 
 def test_batch_sizes_must_divide_the_prompts(decoder: SpeculativeDecoder) -> None:

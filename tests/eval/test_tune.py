@@ -4,25 +4,35 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from eagle.checkpoint import save_head
 from eagle.cli import main
-from eagle.config import Recipe, read_recipe
+from eagle.config import DecodeConfig, Recipe, read_recipe
 from eagle.decode import SpeculativeDecoder
+from eagle.drafters import make_drafter, published
 from eagle.errors import EagleError
 from eagle.eval import harness
 from eagle.eval import tune as tuning
+from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.confirm import Measured
 from eagle.eval.cost import DraftCost, TargetCost, Timing
+from eagle.eval.replay import Replay
+from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
 from eagle.eval.tree_search import NO_DRAFTING, Prices
+from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.rules import make_rule
+from eagle.stats import DecodeStats
 from eagle.target import Target
 from eagle.tuning import TreeSettings, read_tuned
 from tests.recipes import write_recipe
+from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
 
@@ -134,6 +144,84 @@ def test_the_fastest_candidate_is_kept_for_each_batch_and_temperature_and_decodi
     assert out.stats[0].tree == "tuned: chain of 4"
 
 
+def test_what_is_searched_on_one_half_of_the_prompts_is_confirmed_on_the_other(
+    folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest(monkeypatch, "no drafting")
+    whole: list[tuple[Replay, list[list[int]]]] = []
+    priced: list[Replay] = []
+    confirmed: list[list[list[int]]] = []
+
+    def recorded(*arguments: Any) -> Any:
+        replay, counts, answered = honest["_recorded"](*arguments)
+        whole.append((replay, answered))
+        return replay, counts, answered
+
+    def searched(replay: Replay, *rest: Any) -> Any:
+        priced.append(replay)
+        return honest["search"](replay, *rest)
+
+    def forecasted(tree: TreeSettings, replay: Replay, *rest: Any) -> Any:
+        priced.append(replay)
+        return honest["forecast"](tree, replay, *rest)
+
+    def confirming(decoder: object, drafter: object, prompts: list[list[int]], *rest: Any, **how: Any) -> Any:
+        confirmed.append(list(prompts))
+        return honest["confirm"](decoder, drafter, prompts, *rest, **how)
+
+    stubs = {"_recorded": recorded, "search": searched, "forecast": forecasted, "confirm": confirming}
+    honest = {name: getattr(tuning, name) for name in stubs}
+    for name, stub in stubs.items():
+        monkeypatch.setattr(tuning, name, stub)
+    tuning.tune(recipe_in(folder))
+    ((replay, answered),) = whole
+    assert len(answered) == 6
+    assert len(replay.rows) == 6
+    ends = np.cumsum([0, *replay.rows])
+    chooses = np.concatenate([replay.gains_PRD[ends[row] : ends[row + 1]] for row in (0, 2, 4)])
+    assert len(priced) > 2
+    for one in priced:
+        assert one.rows == replay.rows[0::2]
+        assert np.array_equal(one.gains_PRD, chooses), "the prompts that confirm have a say in the choice"
+    assert confirmed == [answered[1::2]]
+
+
+def test_what_lies_outside_the_forwards_is_what_further_cycles_take_without_the_prompts_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The drafter reads a whole prompt once an answer, however short the answer."""
+    target = Target.from_pretrained(tiny_model())
+    torch.manual_seed(0)
+    head = EagleHead(EagleHeadConfig.for_target(target.config))
+    drafter = make_drafter(target, make_rule("coupled"), published(DecodeConfig()), head=head)
+    assert isinstance(drafter, HeadDrafter)
+
+    def said(
+        decoder: SpeculativeDecoder, rows: list[list[int]], first: int, setting: object, limit: int
+    ) -> BatchAnswer:
+        cycles = limit - 1
+        once, draft, host = (100.0, 7.0, 2.0) if decoder.drafter is not None else (40.0, 0.0, 1.5)
+        stats = DecodeStats(
+            accepted=[0] * cycles,
+            prefill_ms=50.0,
+            draft_ms=once + draft * cycles,
+            verify_ms=20.0 * cycles,
+            total_ms=50.0 + once + (draft + 20.0 + host) * cycles,
+        )
+        return BatchAnswer(tokens=[[0] * limit] * len(rows), stats=[stats] * len(rows), seconds=1.0)
+
+    timing = Timing(median=10.0, low=10.0, high=10.0, samples=1)
+    monkeypatch.setattr(tuning, "decoded", said)
+    monkeypatch.setattr(tuning, "measure_target", lambda *a, **k: {2: TargetCost(batch=2, points={1: timing})})
+    draft = DraftCost(batch=2, points={(k, d): dataclasses.replace(timing, median=4.0) for k in (1, 4) for d in (1, 3)})
+    monkeypatch.setattr(tuning, "measure_draft", lambda *a, **k: draft)
+    replay = Replay(top_ks=(1, 4), depth=3, rows=(), needed_PRDD=np.zeros((0, 2, 3, 3)), gains_PRD=np.zeros((0, 2, 3)))
+    decoder = SpeculativeDecoder(target, drafter)
+    found = tuning._prices(decoder, drafter, [[5, 6, 7]] * 4, parse_setting("T=0"), 2, replay)
+    assert found.rest_ms == pytest.approx(7.0 + 2.0 - 4.0)
+    assert found.plain_rest_ms == pytest.approx(1.5)
+
+
 def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_be_written_is_explained(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +294,22 @@ def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evalua
     rows = [row for row in data if row["split"] == "validation"]
     assert len(rows) > 1
     assert held_out == [row["input_ids"][: row["loss_mask"].index(True)] for row in rows][:6]
+    # A held-out conversation whose question is evaluated is none to tune with.
+    lines = [json.loads(line) for line in (folder / "conversations.jsonl").read_text().splitlines()]
+    questions = {line["messages"][0]["content"] for line in lines}
+    (shared,) = [
+        question
+        for question in questions
+        if prompt_ids(target.tokenizer, [{"role": "user", "content": question}]) == held_out[0]
+    ]
+    (folder / "shared.jsonl").write_text(json.dumps({"question_id": 1, "turns": [shared, "and then"]}) + "\n")
+    capsys.readouterr()
+    asked = dataclasses.replace(recipe.eval, prompts=(str(folder / "shared.jsonl"),))
+    left = tuning_prompts(dataclasses.replace(recipe, eval=asked), target)
+    every = [row["input_ids"][: row["loss_mask"].index(True)] for row in rows]
+    assert left == [ids for ids in every if ids != held_out[0]][:6]
+    count = every.count(held_out[0])
+    assert f"{count} of the held-out documents are evaluated too and left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
