@@ -25,8 +25,10 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COL
 
 
 def eagle(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """What it prints is decoded as it is: in text mode a "\\r" that a random model says would become a "\\n"."""
     command = [sys.executable, "-m", "eagle.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, env=ENVIRONMENT, timeout=300)
+    done = subprocess.run(command, capture_output=True, input=stdin.encode(), env=ENVIRONMENT, timeout=300)
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
