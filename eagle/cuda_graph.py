@@ -164,7 +164,7 @@ class Captured(Generic[P]):
         return graph
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[torch.Tensor, ...]:
-        """The work's results. Copy them before anything else of the same recorder is called: graphs share their memory."""
+        """The work's results. Copy them before any other recording of the device is called: graphs share their memory."""
         if self._capture == "none":
             return self._work(*args, **kwargs)
         self.record(*args, **kwargs)
