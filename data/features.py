@@ -23,7 +23,7 @@ import yaml
 from accelerate import Accelerator
 
 from eagle.config import Recipe, as_dict, read_recipe
-from eagle.data.devices import own_device as own_device
+from eagle.data.devices import own_device
 from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import ShardBuffer, ShardPlan, plan_shards

@@ -8,14 +8,15 @@ from eagle.svg_plot import CHARACTER, LEFT, RIGHT, WIDTH, Axis, legend_rows, mar
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """One row of a forest: a value and its interval, drawn in a style; None: there is no value, and `shown` says why."""
+    """One row of a forest: a value and its interval, drawn in a style. Without a value `shown` says why."""
 
     name: str
     style: int
-    value: tuple[float, float, float] | None
-    """(value, low, high)"""
+    value: float | None
     shown: str
     """What stands at the right end of the row"""
+    interval: tuple[float, float] | None = None
+    """(low, high); None: there is none"""
 
 
 def forest(groups: Sequence[tuple[str, Sequence[Ratio]]], *, x: Axis, reference: tuple[float, str]) -> str:
@@ -60,10 +61,12 @@ def forest(groups: Sequence[tuple[str, Sequence[Ratio]]], *, x: Axis, reference:
 def _ratio_row(row: Ratio, y: float, across: Callable[[float], float]) -> str:
     if row.value is None:
         return ""
-    middle, low, high = row.value
-    note = f"{row.name}: {middle:.2f} [{low:.2f}, {high:.2f}]"
-    whisker = f'<line class="whisker" x1="{across(low):.1f}" x2="{across(high):.1f}" y1="{y}" y2="{y}"/>'
-    return styled([whisker, marker(across(middle), y, row.style, note=note)], row.style)
+    note, drawn = f"{row.name}: {row.value:.2f}", list[str]()
+    if row.interval is not None:
+        low, high = row.interval
+        note += f" [{low:.2f}, {high:.2f}]"
+        drawn.append(f'<line class="whisker" x1="{across(low):.1f}" x2="{across(high):.1f}" y1="{y}" y2="{y}"/>')
+    return styled([*drawn, marker(across(row.value), y, row.style, note=note)], row.style)
 
 
 @dataclass(frozen=True, kw_only=True)

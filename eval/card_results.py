@@ -12,7 +12,7 @@ def results_section(result: Mapping[str, Any]) -> str:
     for setting, body in result["settings"].items():
         lines += [f"{headline(result, setting)}:", "", *markdown_table(HEADINGS, method_rows(body)), ""]
         trees = trees_line(body)
-        lines += [] if trees is None else [f"{trees[:1].upper()}{trees[1:]}.", ""]
+        lines += [f"{trees[:1].upper()}{trees[1:]}.", ""] if trees else []
     hardware = result["hardware"]
     gpus = ", ".join(hardware["gpus"]) or "no GPU"
     named = [f"{key} {value}" for key, value in result["versions"].items() if key in ("torch", "transformers")]

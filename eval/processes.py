@@ -51,7 +51,7 @@ class Processes:
         """Of several processes each has its own GPU, as far as there are."""
         if self.state is None:
             return config
-        from eagle.data.features import own_device
+        from eagle.data.devices import own_device
 
         return own_device(config, self.state)
 

@@ -5,7 +5,6 @@ Every function returns None (or nothing) where results.json has not what it draw
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,10 +62,11 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
             method = body["methods"][name]
             figures = method["overall"] if key == "overall" else method["categories"][key]
             found = figures[field]
-            value = None if found is None else _with_interval(found)
-            values += value or ()
+            value = None if found is None else found["median"]
+            interval = None if found is None or found["samples"] < FEWEST else (found["low"], found["high"])
+            values += [one for one in (value, *(interval or ())) if one is not None]
             shown = "-" if found is None else f"{found['median']:.2f}x"
-            ratios.append(Ratio(name=label_of(name), style=style[name], value=value, shown=shown))
+            ratios.append(Ratio(name=label_of(name), style=style[name], value=value, interval=interval, shown=shown))
             rows.append(
                 (
                     group,
@@ -86,9 +86,7 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
         f"request, with its 95% bootstrap interval (of {FEWEST} requests or more). Right of the line: faster. "
         "Methods that were found not exact are left out; "
         "the column exact of the table above says what each one's text is held against.",
-        drawing=_without_empty_intervals(
-            forest(drawn, x=Axis.over("speed-up (ratio)", values), reference=(1.0, f"{LABELS[baseline]} = 1"))
-        ),
+        drawing=forest(drawn, x=Axis.over("speed-up (ratio)", values), reference=(1.0, f"{LABELS[baseline]} = 1")),
         alt=f"Speed-ups of {len(methods)} methods over {LABELS[baseline]} in {len(groups)} groups of prompts. "
         f"Over all prompts the "
         f"highest is {label_of(best)}'s, {said}.",
@@ -98,18 +96,6 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
             rows=tuple(rows),
         ),
     )
-
-
-def _with_interval(ratio: Mapping[str, float]) -> tuple[float, float, float]:
-    """(value, low, high) of a forest's row; an interval without width where there are too few samples for one."""
-    median = ratio["median"]
-    return (median, median, median) if ratio["samples"] < FEWEST else (median, ratio["low"], ratio["high"])
-
-
-def _without_empty_intervals(drawing: str) -> str:
-    """A forest whose intervals without width are neither drawn nor read out."""
-    drawing = re.sub(r'<line class="whisker" x1="([^"]*)" x2="\1"[^>]*/>', "", drawing)
-    return re.sub(r": (\S+) \[\1, \1\]</title>", r": \1</title>", drawing)
 
 
 def acceptance_plot(result: Result, setting: str) -> Plot | None:

@@ -140,10 +140,10 @@ def trees_of(method: Mapping[str, Any]) -> str:
     return " and ".join(method.get("trees", ()))
 
 
-def trees_line(body: Mapping[str, Any]) -> str | None:
-    """The trees that a setting's methods drafted."""
+def trees_line(body: Mapping[str, Any]) -> str:
+    """The trees that a setting's methods drafted; "": none."""
     drafted = {label_of(name): trees for name, method in body["methods"].items() if (trees := trees_of(method))}
-    return "trees: " + "; ".join(f"{label} ({trees})" for label, trees in drafted.items()) if drafted else None
+    return "trees: " + "; ".join(f"{label} ({trees})" for label, trees in drafted.items()) if drafted else ""
 
 
 def headline(result: Mapping[str, Any], setting: str) -> str:
@@ -218,7 +218,7 @@ def record_rows(record: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 def notes(body: Mapping[str, Any]) -> list[str]:
     """A setting's errors, trees, acceptance, time split and divergences, a line each."""
     lines = [f"ERROR: {error}" for error in body["errors"]]
-    lines += [trees for trees in [trees_line(body)] if trees is not None]
+    lines += filter(None, [trees_line(body)])
     main = main_method(body)
     row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
     if row["tau"] is not None:

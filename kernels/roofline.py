@@ -2,7 +2,7 @@
 tensor cores can multiply, whichever is longer."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,14 @@ class Device:
         return "memory" if cost.bytes / self.bandwidth >= cost.flops / self.rate(dtype) else "compute"
 
 
+_A100 = Device(
+    bandwidth=2.039e12,
+    half=312e12,
+    tf32=156e12,
+    processors=108,
+    capability=80,
+    source="NVIDIA A100 data sheet, 80 GB SXM",
+)
 DEVICES = {
     "B200": Device(
         bandwidth=8.0e12,
@@ -74,38 +82,10 @@ DEVICES = {
     "H100": Device(
         bandwidth=3.35e12, half=989e12, tf32=494e12, processors=132, capability=90, source="NVIDIA H100 data sheet, SXM"
     ),
-    "A100-SXM4-40GB": Device(
-        bandwidth=1.555e12,
-        half=312e12,
-        tf32=156e12,
-        processors=108,
-        capability=80,
-        source="NVIDIA A100 data sheet, 40 GB SXM",
-    ),
-    "A100-PCIE-40GB": Device(
-        bandwidth=1.555e12,
-        half=312e12,
-        tf32=156e12,
-        processors=108,
-        capability=80,
-        source="NVIDIA A100 data sheet, 40 GB PCIe",
-    ),
-    "A100 80GB PCIe": Device(
-        bandwidth=1.935e12,
-        half=312e12,
-        tf32=156e12,
-        processors=108,
-        capability=80,
-        source="NVIDIA A100 data sheet, 80 GB PCIe",
-    ),
-    "A100": Device(
-        bandwidth=2.039e12,
-        half=312e12,
-        tf32=156e12,
-        processors=108,
-        capability=80,
-        source="NVIDIA A100 data sheet, 80 GB SXM",
-    ),
+    "A100-SXM4-40GB": replace(_A100, bandwidth=1.555e12, source="NVIDIA A100 data sheet, 40 GB SXM"),
+    "A100-PCIE-40GB": replace(_A100, bandwidth=1.555e12, source="NVIDIA A100 data sheet, 40 GB PCIe"),
+    "A100 80GB PCIe": replace(_A100, bandwidth=1.935e12, source="NVIDIA A100 data sheet, 80 GB PCIe"),
+    "A100": _A100,
 }
 """By words of torch's device name; the first that fits."""
 

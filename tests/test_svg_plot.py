@@ -121,8 +121,9 @@ def test_batch_sizes_are_evenly_spaced_by_doubling() -> None:
 
 def test_a_forest_shows_every_row_and_leaves_out_what_has_no_value() -> None:
     rows = [
-        Ratio(name="a", style=0, value=(1.2, 1.1, 1.3), shown="1.20x"),
+        Ratio(name="a", style=0, value=1.2, interval=(1.1, 1.3), shown="1.20x"),
         Ratio(name="b", style=1, value=None, shown="-"),
+        Ratio(name="c", style=2, value=1.05, shown="1.05x"),
     ]
     text = forest([("task <1>", rows)], x=Axis.over("ratio", [1.0, 1.3]), reference=(1.0, "plain = 1"))
     drawing = ElementTree.fromstring(text)
@@ -130,13 +131,15 @@ def test_a_forest_shows_every_row_and_leaves_out_what_has_no_value() -> None:
     assert {"task <1>", "1.20x", "-", "plain = 1", "ratio"} <= set(said)
     whiskers = [one for one in drawing.iter("line") if one.attrib["class"] == "whisker"]
     assert len(whiskers) == 1
+    assert "a: 1.20 [1.10, 1.30]" in text
+    assert "c: 1.05<" in text, "a value without an interval"
     (reference,) = [one for one in drawing.iter("line") if one.attrib["class"] == "ref"]
     assert float(reference.attrib["x1"]) < float(whiskers[0].attrib["x1"]) < float(whiskers[0].attrib["x2"])
 
 
 @pytest.mark.parametrize(("at", "anchor"), [(1.0, "end"), (0.6, "start"), (0.8, "middle")])
 def test_the_references_name_stays_within_the_drawing(at: float, anchor: str) -> None:
-    rows = [Ratio(name="a", style=0, value=(0.7, 0.65, 0.75), shown="0.70x")]
+    rows = [Ratio(name="a", style=0, value=0.7, interval=(0.65, 0.75), shown="0.70x")]
     text = forest([("all", rows)], x=Axis.over("ratio", [0.6, 1.0]), reference=(at, "plain loop = 1"))
     (label,) = [one for one in ElementTree.fromstring(text).iter("text") if one.text == "plain loop = 1"]
     assert label.attrib.get("text-anchor", "start") == anchor
