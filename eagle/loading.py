@@ -121,8 +121,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0].split(". ")[0]  # the rest lists all that PyTorch has
         raise EagleError(
-            f"device {device!r} asked for, but PyTorch cannot use it here ({str(error).splitlines()[0]}); use cpu, cuda or auto"
+            f"device {device!r} asked for, but PyTorch cannot use it here ({why}); use cpu, cuda or auto"
         ) from error
     return resolved
 

@@ -24,7 +24,7 @@ from eagle.attention import TreeStep
 from eagle.config import TargetConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.loading import load_tokenizer
+from eagle.loading import load_tokenizer, resolve_device
 from eagle.ngram_drafter import NgramDrafter
 from eagle.target import Target, weights_hash
 from eagle.token_layers import TokenLayers
@@ -137,6 +137,20 @@ def test_targets_that_cannot_be_verified_as_a_tree_are_refused_with_the_reason(m
     assert callable(make)
     with pytest.raises(EagleError, match=reason):
         Target(make().eval())
+
+
+def test_a_device_that_pytorch_cannot_use_is_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> torch.Tensor:
+        raise NotImplementedError(
+            "Could not run 'aten::empty' on 'MPS'. This could be because " + "of many things. " * 50
+        )
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(EagleError) as caught:
+        resolve_device("mps")
+    assert str(caught.value) == (
+        "device 'mps' asked for, but PyTorch cannot use it here (Could not run 'aten::empty' on 'MPS'); use cpu, cuda or auto"
+    )
 
 
 def test_positions_of_a_long_prompt_need_no_ancestor_bits(monkeypatch: pytest.MonkeyPatch) -> None:
