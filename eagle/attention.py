@@ -15,9 +15,11 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig
 
 from eagle.errors import EagleError
+from eagle.kernels.dispatch import chosen, count
 from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention import op
-from eagle.kernels.tree_attention.reference import additive, own_bits, tree_mask
+from eagle.kernels.tree_attention.reference import additive, masked_attention, own_bits, tree_mask
+from eagle.kernels.tree_attention.steady import SLOTS, edge, steady_attention
 
 NAME = "eagle_tree"
 
@@ -27,7 +29,8 @@ class TreeStep:
 
     lengths_B: int64 [B], CPU; the others may lie anywhere. depths_BN: int64 [B, N]. ancestors_BNW: int64 bits over the tree's
     columns, of which `offset` were written by earlier steps (column_depths_BC tells the depths of all of them). slots: how
-    many of the cache's the nodes may see, default: up to the last one in use.
+    many of the cache's the nodes may see, default: up to the last one in use. counts_B: of a causal chunk, each row's own
+    nodes (the rest is padding), default: all; only a steady step asks.
     """
 
     def __init__(
@@ -39,14 +42,23 @@ class TreeStep:
         column_depths_BC: torch.Tensor | None = None,
         offset: int = 0,
         slots: int | None = None,
+        counts_B: torch.Tensor | None = None,
     ):
+        self.counts_B = counts_B
         self.lengths_B, self.depths_BN, self.ancestors_BNW, self.offset = lengths_B, depths_BN, ancestors_BNW, offset
         self.column_depths_BC = depths_BN if column_depths_BC is None else column_depths_BC
         self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1] if slots is None else slots
+        self.steady = False
+        self._edges_BN: list[list[int]] = []
         self.layers_served = 0
         self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
         self._moved: dict[torch.device, dict[str, torch.Tensor]] = {}
         self._places: dict[torch.device, dict[str, torch.Tensor]] = {}
+
+    def be_steady(self) -> None:
+        """A node's result will not depend on its neighbours (eagle/kernels/tree_attention/steady.py). For float32 on a CPU."""
+        self.steady, self.slots = True, -(-self.slots // SLOTS) * SLOTS
+        self._edges_BN = [[edge(position) for position in row] for row in self.positions_on(torch.device("cpu")).tolist()]
 
     @property
     def starts_empty(self) -> bool:
@@ -98,7 +110,7 @@ class TreeStep:
         return self._biases[key]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        if window is None and self.sees_every_slot:
+        if window is None and self.sees_every_slot and not self.steady:
             return None
         mask_BNS = tree_mask(**self.on(like.device), slots=self.slots, window=window)
         return additive(mask_BNS, groups=groups, dtype=like.dtype)
@@ -115,6 +127,8 @@ class TreeStep:
     ) -> torch.Tensor:
         """[B, h, N, d] over keys and values [B, k, S, d] -> [B, h, N, d]."""
         self.layers_served += 1
+        if self.steady and chosen(op.NAME, query.device) == "reference":
+            return self._attend_steadily(query, key, value, scaling=scaling, window=window, softcap=softcap)
         if self.starts_empty and softcap is None and (window is None or window >= self.slots):
             return functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -134,6 +148,57 @@ class TreeStep:
             softcap=softcap,
             bias=lambda: self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query),
         )
+
+
+    def _attend_steadily(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        count(op.NAME, "reference")
+        if self.ancestors_BNW is None:
+            return self._chunk_by_rows(query, key, value, scaling=scaling, window=window, softcap=softcap)
+        bias = self.bias(window=window, groups=1, like=query)
+        assert bias is not None
+        return steady_attention(
+            query, key, value, bias_BNS=bias[:, 0], edges_BN=self._edges_BN, scaling=scaling, softcap=softcap
+        )
+
+    def _chunk_by_rows(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """A prompt, or a part of one: row by row, each in the shape it has alone, for library attention rounds by shape."""
+        rows, heads, nodes, _ = query.shape
+        out = query.new_zeros(rows, heads, nodes, value.shape[-1])
+        counts = [nodes] * rows if self.counts_B is None else self.counts_B.tolist()
+        for b, (before, own) in enumerate(zip(self.lengths_B.tolist(), counts)):
+            if own == 0:
+                continue
+            end = before + own
+            parts = query[b : b + 1, :, :own], key[b : b + 1, :, :end], value[b : b + 1, :, :end]
+            grouped = heads != key.shape[1]
+            if before == 0 and softcap is None and (window is None or window >= end):
+                out[b, :, :own] = functional.scaled_dot_product_attention(
+                    *parts, is_causal=True, scale=scaling, enable_gqa=grouped
+                )[0]
+                continue
+            query_N1, key_S = torch.arange(before, end)[:, None], torch.arange(end)
+            seen_NS = (key_S <= query_N1) & (key_S > query_N1 - (end if window is None else window))
+            bias = additive(seen_NS[None], groups=heads // key.shape[1], dtype=query.dtype)
+            out[b, :, :own] = masked_attention(*parts, bias_BgNS=bias, scaling=scaling, softcap=softcap)[0]
+        return out
 
 
 _step: ContextVar[TreeStep] = ContextVar("eagle_tree_step")

@@ -17,28 +17,35 @@ from eagle.kernels.placement import sent
 
 
 class _TreeLayer(CacheLayerMixin):
-    """One layer's buffers [B, k, capacity, d]; allocated at the first write, when heads, dtype and device are known."""
+    """One layer's buffers [B, k, capacity, d]; allocated at the first write, when heads, dtype and device are known.
+
+    by_slot: in memory a slot's heads lie together, [B, capacity, k, d].
+    """
 
     is_sliding = False
 
-    def __init__(self, rows: int, capacity: int):
+    def __init__(self, rows: int, capacity: int, *, by_slot: bool = False):
         super().__init__()
-        self.rows, self.capacity = rows, capacity
+        self.rows, self.capacity, self.by_slot = rows, capacity, by_slot
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def buffer(states: torch.Tensor) -> torch.Tensor:
-            # Zeros, not garbage: a masked slot's value is multiplied by 0, and 0 * NaN would be NaN.
-            return states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
-
-        self.keys, self.values = buffer(key_states), buffer(value_states)
+        self.keys, self.values = self._buffer(key_states), self._buffer(value_states)
         self.is_initialized = True
 
+    def _buffer(self, like_BkNd: torch.Tensor) -> torch.Tensor:
+        """Zeros, not garbage: a masked slot's value is multiplied by 0, and 0 * NaN would be NaN."""
+        _, heads, _, head_dim = like_BkNd.shape
+        if self.by_slot:
+            return like_BkNd.new_zeros(self.rows, self.capacity, heads, head_dim).transpose(1, 2)
+        return like_BkNd.new_zeros(self.rows, heads, self.capacity, head_dim)
+
     def grow(self, capacity: int) -> None:
+        used, self.capacity = self.capacity, capacity
         if self.is_initialized:
-            extra = capacity - self.capacity
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
-        self.capacity = capacity
+            for name in ("keys", "values"):
+                old = getattr(self, name)
+                setattr(self, name, self._buffer(old))
+                getattr(self, name)[:, :, :used] = old
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,14 +53,13 @@ class _TreeLayer(CacheLayerMixin):
 
     def take_rows(self, index: torch.Tensor, *, used: int) -> None:
         """The first `used` slots of the rows in `index`; in place where the number of rows stays."""
+        in_place, self.rows = len(index) == self.rows, len(index)
         if self.is_initialized:
-            in_place = len(index) == self.rows
             for name in ("keys", "values"):
                 old = getattr(self, name)
-                new = old if in_place else old.new_zeros(len(index), *old.shape[1:])
+                new = old if in_place else self._buffer(old)
                 new[:, :, :used] = old[:, :, :used].index_select(0, index.to(old.device))
                 setattr(self, name, new)
-        self.rows = len(index)
 
     # What Hugging Face's abstract base asks for; our own code never calls these.
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -78,13 +84,15 @@ class Place:
 
     end: int
     """Slots that the nodes may see: those behind the last one in use are cut off."""
+    first: int = 0
+    """The first node's slot, where slot_BN is None: the others follow it, in every row."""
     slot_BN: torch.Tensor | None = None
-    """int64, on the layers' device: each node's slot. None: the last N before `end`, in every row."""
+    """int64, on the layers' device: each node's slot."""
 
     def write(self, buffer_BkSd: torch.Tensor, states_BkNd: torch.Tensor) -> torch.Tensor:
         """Writes one layer's keys or values; returns the view [B, k, end, d]."""
         if self.slot_BN is None:
-            buffer_BkSd[:, :, self.end - states_BkNd.shape[2] : self.end] = states_BkNd
+            buffer_BkSd[:, :, self.first : self.first + states_BkNd.shape[2]] = states_BkNd
         else:
             row_B1 = torch.arange(len(buffer_BkSd), device=buffer_BkSd.device)[:, None]
             buffer_BkSd[row_B1, :, self.slot_BN.to(buffer_BkSd.device)] = states_BkNd.transpose(1, 2)
@@ -95,11 +103,11 @@ class TreeCache(Cache):
     """Keys and values of `rows` sequences for `layers` layers.
 
     lengths_B: int64 [B] on the CPU, the committed tokens of each row.
-    capacity: slots per row; `reserve` grows it by doubling. Nothing is reallocated otherwise.
+    capacity: slots per row; `reserve` grows it by doubling. Nothing is reallocated otherwise. by_slot: see _TreeLayer.
     """
 
-    def __init__(self, *, layers: int, rows: int, capacity: int):
-        super().__init__(layers=[_TreeLayer(rows, capacity) for _ in range(layers)])
+    def __init__(self, *, layers: int, rows: int, capacity: int, by_slot: bool = False):
+        super().__init__(layers=[_TreeLayer(rows, capacity, by_slot=by_slot) for _ in range(layers)])
         self.rows, self.capacity = rows, capacity
         self.lengths_B = torch.zeros(rows, dtype=torch.int64)
         self._place: Place | None = None
@@ -127,12 +135,13 @@ class TreeCache(Cache):
         finally:
             self._place = None
 
-    def behind(self, *, count: int, offset: int = 0) -> Place:
-        """The place of `count` nodes at slots L_b + offset ... (offset: tree columns already written)."""
-        end = self.longest + offset + count
+    def behind(self, *, count: int, offset: int = 0, slots: int = 0) -> Place:
+        """The place of `count` nodes at slots L_b + offset ... (offset: tree columns already written). slots: that they see
+        at least, in use or not."""
+        end = max(self.longest + offset + count, slots)
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} reserved: call reserve() first"
         if bool((self.lengths_B == self.lengths_B[0]).all()):
-            return Place(end=end)
+            return Place(end=end, first=self.longest + offset)
         slot_BN = self.lengths_B[:, None] + offset + torch.arange(count)
         initialised = [layer.keys.device for layer in self.layers if layer.is_initialized]
         return Place(end=end, slot_BN=sent(slot_BN, initialised[0]) if initialised else slot_BN)

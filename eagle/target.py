@@ -17,13 +17,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from eagle import products
 from eagle.attention import TreeStep, tree_attention
 from eagle.cache import TreeCache
 from eagle.config import TargetConfig
 from eagle.cuda_graph import Capture
-from eagle.engine import Engine, packed_copy
+from eagle.engine import Engine, EngineChoice, packed_copy, packed_layers, why_not_packed
 from eagle.errors import EagleError
 from eagle.kernels.placement import sent
+from eagle.kernels.tree_attention.steady import SLOTS
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
 from eagle.probe import check_architecture, check_forward, longrope_switch
 from eagle.static_cache import StaticCache
@@ -96,16 +98,19 @@ class Target:
         named = TargetConfig(model=str(model), **config)
         return cls(load_model(named), load_tokenizer(named) if tokenizer is None else tokenizer, name=named.model)
 
-    def use_engine(self, engine: Engine, *, capture: Capture = "cuda") -> None:
+    def use_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> None:
         """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
 
-        capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
+        "auto": cudagraph on a CUDA device where it can be captured, compiled on a CPU where it can be packed, else eager. capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
         Raises EagleError, with the reason, where the engine cannot be had.
         """
         if engine == self.engine:
             return
-        if engine not in get_args(Engine):
-            raise EagleError(f"engine {engine!r} is not one; expected {', '.join(get_args(Engine))}")
+        if engine not in get_args(EngineChoice):
+            raise EagleError(f"engine {engine!r} is not one; expected {', '.join(get_args(EngineChoice))}")
+        if engine == "auto":
+            self._use_fastest(capture)
+            return
         static, packed = None, engine == "compiled"
         if engine == "cudagraph":
             static = StaticForward(layers=self.num_layers, device=self.device, capture=capture)
@@ -120,6 +125,27 @@ class Target:
         self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
         self._engine_layers = _decoder_layers(self._engine, self.num_layers)
         self.engine, self.static, self.capture = engine, static, capture
+
+    def _use_fastest(self, capture: Capture) -> None:
+        if self.device.type == "cuda":
+            try:
+                self.use_engine("cudagraph", capture=capture)
+            except EagleError:  # not capturable, or spread over devices: the reason is told to who asks for it by name
+                self.use_engine("eager")
+        else:
+            self.use_engine("compiled" if why_not_packed(self.model) is None else "eager")
+
+    @property
+    def running(self) -> nn.Module:
+        """The decoder that the engine runs: the model's own, or the engine's copy of it."""
+        return self._engine
+
+    @property
+    def engine_facts(self) -> dict[str, Any]:
+        """What runs, for manifests and results: the engine and, of "compiled", its products and what their copies take."""
+        if self.engine != "compiled":
+            return {"engine": self.engine}
+        return {"engine": self.engine} | products.facts([*packed_layers(self._engine), *packed_layers(self.tokens)])
 
     @property
     def hidden_size(self) -> int:
@@ -199,7 +225,8 @@ class Target:
         """An empty cache for `rows` sequences of up to `capacity` tokens and tree nodes."""
         if self.static is not None:
             return self.static.new_cache(rows=rows, capacity=capacity)
-        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity)
+        capacity = -(-capacity // SLOTS) * SLOTS
+        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity, by_slot=self.engine == "compiled")
 
     @torch.inference_mode()
     def prefill(
@@ -217,7 +244,8 @@ class Target:
             ids_chunk = ids_BT[:, start : start + PREFILL_CHUNK]
             depths_BN = torch.arange(ids_chunk.shape[1]).expand(rows, -1)
             cache.lengths_B = torch.full((rows,), start)
-            step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None)
+            counts_B = (lengths_B.cpu() - start).clamp(0, ids_chunk.shape[1])
+            step = TreeStep(lengths_B=cache.lengths_B, depths_BN=depths_BN, ancestors_BNW=None, counts_B=counts_B)
             chunks.append(self.run_step(ids_chunk, step, cache, aux_layers))
         cache.lengths_B = lengths_B.to("cpu", torch.int64).clone()
         aux = [chunk.aux_BNA for chunk in chunks if chunk.aux_BNA is not None]
@@ -247,9 +275,11 @@ class Target:
             assert isinstance(cache, StaticCache), "the cache was made before use_engine"
             forward = partial(self._run, self._engine, aux_layers=aux_layers)
             return TargetStates(*self.static.run(forward, tokens_BN, step, cache, variant=tuple(aux_layers)))
-        cache.reserve(step.offset + tokens_BN.shape[1])
+        if self.engine == "compiled":
+            step.be_steady()
+        cache.reserve(max(step.offset + tokens_BN.shape[1], step.slots - cache.longest))
         positions_BN = step.positions_on(self.device)
-        with cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset)):
+        with cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset, slots=step.slots)):
             return TargetStates(
                 *self._run(self._engine, sent(tokens_BN, self.device), positions_BN, step, cache, aux_layers=aux_layers)
             )

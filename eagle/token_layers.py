@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from eagle import engine
-from eagle.engine import PackedLinear, require_packable
+from eagle.engine import require_packable
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
+from eagle.products import PackedLinear, choose
 
 
 class TokenLayers(nn.Module):
@@ -55,8 +55,8 @@ class TokenLayers(nn.Module):
         """
         require_packable(self)
         layers = self._with_head(self.lm_head_VH, self.lm_head_bias_V)
-        if self.lm_head_VH.numel() >= engine.PACK_FROM:
-            layers._packed = PackedLinear(layers.lm_head_VH, layers.lm_head_bias_V)
+        layers._packed = PackedLinear(layers.lm_head_VH, layers.lm_head_bias_V)
+        choose([layers._packed])
         return layers
 
     def _with_head(self, lm_head_VH: torch.Tensor, bias_V: torch.Tensor | None) -> "TokenLayers":
