@@ -185,9 +185,11 @@ class DecodeConfig:
     """Rule typical: else a draft needs more than this times exp(-entropy), so that flat distributions accept less likely ones."""
     children: Literal["auto", "coupled", "sampled", "top"] = "auto"
     """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
-    engine: Literal["eager", "compiled", "cudagraph"] = "eager"
-    """eager: PyTorch as it is. compiled: linear layers packed for the CPU (float32; a second copy of the weights).
-    cudagraph: forwards of fixed shapes, captured as CUDA graphs and replayed (one CUDA device)."""
+    engine: Literal["auto", "eager", "compiled", "cudagraph"] = "auto"
+    """auto: cudagraph where it can be captured, else compiled where it can be packed, else eager. eager: PyTorch as it is.
+    compiled: linear layers by the product that is fastest here (CPU, float32; a second copy of the weights), and attention
+    whose result for a token does not depend on its neighbours. cudagraph: forwards of fixed shapes, captured as CUDA graphs
+    and replayed (one CUDA device)."""
     kernels: Literal["auto", "reference", "triton"] = "auto"
     """What runs tree attention and commits. auto: Triton on CUDA devices, where it takes the tensors, else PyTorch; reference:
     PyTorch; triton: Triton, or an error that says why it cannot."""

@@ -126,10 +126,10 @@ def make_drafter(
     if notice is not None:
         console.print(notice, markup=False, soft_wrap=True)
     loaded = loaded.to(device=target.device, dtype=target.dtype)
-    if decode.engine == "compiled":
+    if target.engine == "compiled":
         loaded = packed_copy(loaded)
     static = None
-    if decode.engine == "cudagraph":
+    if target.engine == "cudagraph":
         static = StaticForward(layers=1, device=target.device, capture=target.capture)
     drafter = HeadDrafter(loaded, target.tokens, shape, static=static)
     drafter.tree_source = f"{source}: {shape}"
@@ -143,7 +143,7 @@ def _tuned(head: DraftHead, target: Target, rule: Rule, decode: DecodeConfig) ->
         return None
     if decode.drafter != "eagle2" or decode.children != "auto" or not isinstance(rule, Coupled):
         return None
-    return tuned_for(head.folder, device=target.device, engine=decode.engine, dtype=target.dtype)
+    return tuned_for(head.folder, device=target.device, engine=target.engine, dtype=target.dtype)
 
 
 def _budget(decode: DecodeConfig) -> int:
@@ -208,7 +208,7 @@ def _load_draft_model(
         return model
     where = {} if isinstance(model, PreTrainedModel) else {"device": str(target.device)}
     loaded = Target.from_pretrained(model if isinstance(model, PreTrainedModel) else str(model), **where)
-    loaded.use_engine(decode.engine, capture=target.capture)
+    loaded.use_engine(target.engine, capture=target.capture)
     return loaded
 
 

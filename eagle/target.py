@@ -101,7 +101,8 @@ class Target:
     def use_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> None:
         """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
 
-        "auto": cudagraph on a CUDA device where it can be captured, compiled on a CPU where it can be packed, else eager. capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
+        "auto": what it has, if that is not eager; else cudagraph on a CUDA device where it can be captured, compiled on a CPU
+        where it can be packed. capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
         Raises EagleError, with the reason, where the engine cannot be had.
         """
         if engine == self.engine:
@@ -109,7 +110,8 @@ class Target:
         if engine not in get_args(EngineChoice):
             raise EagleError(f"engine {engine!r} is not one; expected {', '.join(get_args(EngineChoice))}")
         if engine == "auto":
-            self._use_fastest(capture)
+            if self.engine == "eager":
+                self._use_fastest(capture)
             return
         static, packed = None, engine == "compiled"
         if engine == "cudagraph":

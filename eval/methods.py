@@ -155,7 +155,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     if drafter == TUNED and not isinstance(decoder.drafter, TunedDrafter):
         raise EagleError(
-            f"method {name}: beside the head lie no trees that were tuned on this machine for engine {decode.engine} and "
+            f"method {name}: beside the head lie no trees that were tuned on this machine for engine {target.engine} and "
             f"{target.dtype} (and the rule coupled); run eagle tune RECIPE first"
         )
     if not rule.lossless:

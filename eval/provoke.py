@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eagle.eval.provoke", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", required=True, help="folder, hub id, .gguf file or package:NAME/FILE.gguf")
     parser.add_argument("--head", required=True, help="the draft head's folder or hub id")
-    parser.add_argument("--engine", default="eager", choices=["eager", "compiled", "cudagraph"])
+    parser.add_argument("--engine", default="auto", choices=["auto", "eager", "compiled", "cudagraph"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--tree", type=int, nargs=3, default=(16, 4, 3), metavar=("BUDGET", "TOP_K", "DEPTH"))
     parser.add_argument(
