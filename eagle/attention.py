@@ -58,7 +58,9 @@ class TreeStep:
     def be_steady(self) -> None:
         """A node's result will not depend on its neighbours (eagle/kernels/tree_attention/steady.py). For float32 on a CPU."""
         self.steady, self.slots = True, -(-self.slots // SLOTS) * SLOTS
-        self._edges_BN = [[edge(position) for position in row] for row in self.positions_on(torch.device("cpu")).tolist()]
+        self._edges_BN = [
+            [edge(position) for position in row] for row in self.positions_on(torch.device("cpu")).tolist()
+        ]
 
     @property
     def starts_empty(self) -> bool:
@@ -148,7 +150,6 @@ class TreeStep:
             softcap=softcap,
             bias=lambda: self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query),
         )
-
 
     def _attend_steadily(
         self,

@@ -117,7 +117,9 @@ def _recorded(decoder: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         return hook
 
     handles = [
-        module.register_forward_hook(note(name, type(module).__name__)) for name, module in decoder.named_modules() if name
+        module.register_forward_hook(note(name, type(module).__name__))
+        for name, module in decoder.named_modules()
+        if name
     ]
     try:
         yield by_module

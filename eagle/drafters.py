@@ -22,6 +22,7 @@ from eagle.sampled_tree import SampledTree
 from eagle.static_forward import StaticForward
 from eagle.static_tree import PUBLISHED, StaticTree, read_paths
 from eagle.target import Target
+from eagle.timed_trees import timed_trees
 from eagle.tree import Children
 from eagle.tuned_drafter import TunedDrafter
 from eagle.tuning import TunedTrees, tuned_for
@@ -133,17 +134,21 @@ def make_drafter(
         static = StaticForward(layers=1, device=target.device, capture=target.capture)
     drafter = HeadDrafter(loaded, target.tokens, shape, static=static)
     drafter.tree_source = f"{source}: {shape}"
-    tuned = _tuned(loaded, target, rule, asked)
+    tuned = _tuned(drafter, target, rule, asked)
     return drafter if tuned is None else TunedDrafter(drafter, tuned)
 
 
-def _tuned(head: DraftHead, target: Target, rule: Rule, decode: DecodeConfig) -> TunedTrees | None:
-    """What was tuned for this head on this machine: eagle2's trees, verified by the coupled rule."""
+def _tuned(drafter: HeadDrafter, target: Target, rule: Rule, decode: DecodeConfig) -> TunedTrees | None:
+    """What was tuned for this head on this machine: eagle2's trees, verified by the coupled rule. On a CPU where nothing was,
+    what a few timed forwards say."""
     if any(getattr(decode, name) is not None for name in _TREE):
         return None
     if decode.drafter != "eagle2" or decode.children != "auto" or not isinstance(rule, Coupled):
         return None
-    return tuned_for(head.folder, device=target.device, engine=target.engine, dtype=target.dtype)
+    tuned = tuned_for(drafter.head.folder, device=target.device, engine=target.engine, dtype=target.dtype)
+    if tuned is None and target.device.type == "cpu":
+        tuned = timed_trees(target, drafter, target.engine)
+    return tuned
 
 
 def _budget(decode: DecodeConfig) -> int:

@@ -9,22 +9,15 @@ One product serves all numbers of rows, so that verifying a token among others g
 (eagle/bitwise.py). Rows: the tokens of one forward.
 """
 
-import contextlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock
-from huggingface_hub.constants import HF_HOME
 from torch import nn
 from torch.nn import functional
 
-from eagle.environment import hardware
-from eagle.files import write_json
+from eagle.machine_file import remembered
 
 Product = Literal["packed", "torch"]
 
@@ -34,6 +27,8 @@ TIMED_ROWS = (1, 2, 4, 8, 16)
 PROBED_ROWS = (1, 2, 3, 8, 17)
 WORTH_A_SECOND = 0.9
 """A shape takes torch's product only where the sum of all is at most this share of what it was."""
+LEAST_SHARE = 0.01
+"""What one more row costs at least, as a share of one alone."""
 SMALL_BYTES = 2**18
 """Weights up to this size lie in a core's cache: what they cost is the call, and no choice between products is worth its bits."""
 TIMED_BYTES = 2**28
@@ -51,9 +46,14 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, LAYOUT_ROWS)
         self.twin = False
         """Whether one row is sent as two: alone it would be summed in another order."""
+        self.row_share = LEAST_SHARE
+        """What a row more costs, as a share of a row alone."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
+        if inputs.ndim == 1:
+            row: torch.Tensor = self(inputs[None])
+            return row[0]
         if self.product == "torch":
             return functional.linear(inputs, self.weight, self.bias)
         if self.twin and inputs.numel() == self.in_features:
@@ -114,10 +114,12 @@ def choose(layers: Iterable[PackedLinear]) -> None:
     shapes: dict[tuple[int, int], list[PackedLinear]] = {}
     for layer in layers:
         shapes.setdefault(layer.shape, []).append(layer)
-    known = _measured(shapes)
+    by_key = {_key(shape): same for shape, same in shapes.items()}
+    known = remembered("products", map(_key, shapes), lambda key: measure(by_key[key]))
     for shape, product in decide({shape: (known[_key(shape)], len(same)) for shape, same in shapes.items()}).items():
         for layer in shapes[shape]:
             layer.product, layer.twin = product, bool(known[_key(shape)]["twin"])
+            layer.row_share = share_of(known[_key(shape)][product])
 
 
 def decide(costs: dict[tuple[int, int], tuple[dict[str, Any], int]]) -> dict[tuple[int, int], Product]:
@@ -126,12 +128,23 @@ def decide(costs: dict[tuple[int, int], tuple[dict[str, Any], int]]) -> dict[tup
     All are packed; a shape is taken out where that alone makes the sum of all a tenth smaller, since it gives up the
     equality of bits.
     """
-    sums = {shape: {kind: count * sum(facts[kind]) for kind in ("packed", "torch")} for shape, (facts, count) in costs.items()}
+    sums = {
+        shape: {kind: count * sum(facts[kind]) for kind in ("packed", "torch")}
+        for shape, (facts, count) in costs.items()
+    }
     total = sum(each["packed"] for each in sums.values())
     return {
         shape: "torch" if each["torch"] - each["packed"] < (WORTH_A_SECOND - 1) * total else "packed"
         for shape, each in sums.items()
     }
+
+
+def share_of(times: Sequence[float]) -> float:
+    """What one more row costs, as a share of one alone. times: for TIMED_ROWS; of small weights none: the call is all."""
+    if not times:
+        return LEAST_SHARE
+    few = TIMED_ROWS.index(8)
+    return max(LEAST_SHARE, (times[few] / times[0] - 1) / (TIMED_ROWS[few] - 1))
 
 
 def facts(layers: Iterable[PackedLinear]) -> dict[str, Any]:
@@ -141,48 +154,6 @@ def facts(layers: Iterable[PackedLinear]) -> dict[str, Any]:
         "products": {_key(layer.shape): layer.product for layer in layers},
         "packed_bytes": sum(layer.extra_bytes for layer in layers),
     }
-
-
-def products_file() -> Path:
-    """Where this user's measurements lie."""
-    return Path(HF_HOME) / "eagle" / "products.json"
-
-
-def machine_key() -> str:
-    """What the speed of a product depends on."""
-    machine = hardware()
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    parts = [machine["cpu"], f"{machine['torch_threads']} threads", f"torch {torch.__version__}"]
-    parts += [torch.backends.cpu.get_cpu_capability(), *([f"oneDNN at most {limit}"] if limit else [])]
-    return ", ".join(parts)
-
-
-def _measured(shapes: dict[tuple[int, int], list[PackedLinear]]) -> dict[str, Any]:
-    """What is known of every shape on this machine. Of several processes the first measures, the others read."""
-    path, machine = products_file(), machine_key()
-    known = _read(path).get(machine, {})
-    if all(_key(shape) in known for shape in shapes):
-        return known
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a home that cannot be written: measured anew each time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(f"{path}.lock"))
-        known = {**known, **_read(path).get(machine, {})}
-        for shape, layers in shapes.items():
-            if _key(shape) not in known:
-                known[_key(shape)] = measure(layers)
-        with contextlib.suppress(OSError):
-            write_json(path, {**_read(path), machine: known})
-    return known
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What the file says; nothing where it is missing or damaged: it can be measured again."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 @torch.inference_mode()

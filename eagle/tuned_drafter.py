@@ -46,7 +46,7 @@ class TunedDrafter:
             self.drafter.shape = shape_of(self.tree)
             self.drafter.reset(rows, capacity=capacity)
         for row in rows:
-            row.stats.tree = f"tuned: {self.tree}"
+            row.stats.tree = f"{self.tuned.source}: {self.tree}"
 
     def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         if self.tree.drafter != "none":

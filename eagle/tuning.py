@@ -67,6 +67,8 @@ class TunedTrees:
     dtype: str
     """Of the target's weights, such as "float32"."""
     choices: tuple[TunedChoice, ...]
+    source: Literal["tuned", "timed"] = "tuned"
+    """tuned: with prompts, by eagle tune; timed: the costs alone (eagle/timed_trees.py)."""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
     """How: versions, costs, curves, calibration (eagle/eval/tune.py); not read by the decoder."""
 
