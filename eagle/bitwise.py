@@ -1,4 +1,4 @@
-"""Whether a node's features are the same bits alone, in trees of any size and in any batch; and if not, which product is to blame.
+"""Whether a node's features are the same bits alone, in trees of any size and in any batch; if not, what is to blame.
 
 Where they are, greedy and coupled decoding equal plain decoding by construction: no tie can be broken by rounding. It depends
 on the processor's kernels and on the model's family, so it is tried on the machine at hand: `find` takes a second or two.

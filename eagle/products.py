@@ -36,7 +36,8 @@ TIMED_BYTES = 2**28
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear by either product. float32 on a CPU, inference only. weight [out, in]: read again only by "torch"."""
+    """nn.Linear by either product. float32 on a CPU, inference only. weight [out, in]: dropped where it is
+    packed."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -73,7 +74,7 @@ class PackedLinear(nn.Module):
     @property
     def extra_bytes(self) -> int:
         """Of the copy."""
-        return self.weight.nbytes if self.product == "packed" else 0
+        return 4 * self.out_features * self.in_features if self.product == "packed" else 0
 
 
 class JointLinear(nn.Module):
@@ -120,6 +121,8 @@ def choose(layers: Iterable[PackedLinear]) -> None:
         for layer in shapes[shape]:
             layer.product, layer.twin = product, bool(known[_key(shape)]["twin"])
             layer.row_share = share_of(known[_key(shape)][product])
+            if product == "packed":
+                layer.weight = layer.weight.new_empty(0)  # a joint layer's is a copy of its own
 
 
 def decide(costs: dict[tuple[int, int], tuple[dict[str, Any], int]]) -> dict[tuple[int, int], Product]:
@@ -161,7 +164,7 @@ def measure(layers: Sequence[PackedLinear]) -> dict[str, Any]:
     """Milliseconds a layer by product for TIMED_ROWS; and of the packed one, whether a row alone has other bits (twin) and
     whether any number of rows keeps a row's bits (steady). layers: of one shape; all of them, as far as time allows, for
     weights that were just read would be in the cache."""
-    out, inner = layers[0].shape
+    inner = layers[0].in_features
     layers = layers[: max(1, TIMED_BYTES // layers[0].weight.nbytes)]
     inputs = torch.randn(max(PROBED_ROWS) * 4, inner, generator=torch.Generator().manual_seed(0))
     whole = layers[0].packed(inputs)

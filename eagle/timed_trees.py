@@ -130,13 +130,14 @@ def _verify_ms(target: Target, nodes: int) -> float:
 @torch.inference_mode()
 def _level_ms(target: Target, drafter: HeadDrafter) -> float:
     """One level: the head on two nodes, and the scores of their children."""
-    drafter.cache = TreeCache(layers=1, rows=1, capacity=PREFIX)
+    drafter.cache = TreeCache(layers=1, rows=1, capacity=2 * PREFIX)
+    drafter.cache.lengths_B = torch.tensor([PREFIX])
     tokens_BN = torch.zeros(1, 2, dtype=torch.int64)
     features_BNH = torch.zeros(1, 2, target.hidden_size, dtype=target.dtype, device=target.device)
     bits_BNW = torch.tensor([[[1], [2]]])
 
     def level() -> torch.Tensor:
-        step = TreeStep(lengths_B=torch.tensor([2]), depths_BN=tokens_BN, ancestors_BNW=bits_BNW)
+        step = TreeStep(lengths_B=drafter.cache.lengths_B, depths_BN=tokens_BN, ancestors_BNW=bits_BNW)
         logits_BND = drafter.draft_logits(drafter.run(features_BNH, tokens_BN, step))
         return logits_BND.float().log_softmax(-1).topk(min(4, logits_BND.shape[-1]), dim=-1).values
 

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import left_open, published, with_drafter
+from eagle.drafting import Drafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.batch_answer import bare_generation_config
@@ -153,7 +154,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
         decode = dataclasses.replace(decode, budget=chain_depth + 1, depth=chain_depth, level_cost=0.0)
     rule = rule_of(decode)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
-    if drafter == TUNED and not isinstance(decoder.drafter, TunedDrafter):
+    if drafter == TUNED and not _is_tuned(decoder.drafter):
         raise EagleError(
             f"method {name}: beside the head lie no trees that were tuned on this machine for engine {target.engine} and "
             f"{target.dtype} (and the rule coupled); run eagle tune RECIPE first"
@@ -162,6 +163,10 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
         return Method(name=name, run=_ours(decoder), greedy_check="lossy", sampled_check="lossy", decoder=decoder)
     sampled: Check = "plain" if rule.name == "coupled" else "distribution"
     return Method(name=name, run=_ours(decoder), greedy_check="plain", sampled_check=sampled, decoder=decoder)
+
+
+def _is_tuned(drafter: Drafter | None) -> bool:
+    return isinstance(drafter, TunedDrafter) and drafter.tuned.source == "tuned"
 
 
 def rotated(methods: Mapping[str, Any], turn: int) -> list[str]:

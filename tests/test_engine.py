@@ -1,36 +1,23 @@
 """Engines: the same numbers, the user's model untouched, clear refusals."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from eagle import engine
+from eagle import bitwise, machine_file
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
-from eagle.engine import PackedLinear, packed_copy
+from eagle.engine import packed_copy, packed_layers
 from eagle.errors import EagleError
 from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.products import JointPart, PackedLinear, decide
 from eagle.target import Target
 from tests.tiny import FAMILIES, tiny_model
 
-pytestmark = pytest.mark.usefixtures("everything_is_packed")
 IDS = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny models have no layer that is large enough by itself."""
-    monkeypatch.setattr(engine, "PACK_FROM", 0)
-
-
-def test_small_layers_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    sizes = sorted({m.weight.numel() for m in model.modules() if type(m) is nn.Linear})
-    monkeypatch.setattr(engine, "PACK_FROM", sizes[-1])
-    packed = [m for m in packed_copy(model).modules() if isinstance(m, PackedLinear)]
-    assert packed
-    assert all(m.weight.numel() == sizes[-1] for m in packed)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 17, 130])
@@ -78,11 +65,82 @@ def test_going_back_to_the_eager_engine_goes_back_to_the_plain_lm_head() -> None
     assert target.tokens is plain
 
 
-def test_the_copy_shares_its_weights() -> None:
+def test_the_copy_shares_what_is_not_packed_and_keeps_no_second_original() -> None:
     model = tiny_model()
     copied = packed_copy(model)
-    assert any(isinstance(module, PackedLinear) for module in copied.modules())
-    assert {p.data_ptr() for p in copied.parameters()} == {p.data_ptr() for p in model.parameters()}
+    layers = list(packed_layers(copied))
+    assert layers
+    assert all(layer.weight.numel() == 0 for layer in layers)
+    assert {p.data_ptr() for p in copied.parameters()} < {p.data_ptr() for p in model.parameters()}
+
+
+def test_layers_on_one_tensor_are_one_product_and_give_what_each_gives_alone() -> None:
+    model = tiny_model("qwen2")  # biases on q, k and v
+    copied = packed_copy(model)
+    attention, mlp = copied.model.layers[0].self_attn, model.model.layers[0].self_attn
+    inputs, others = torch.randn(2, 1, 5, 32).unbind(0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert isinstance(getattr(attention, name), JointPart)
+        torch.testing.assert_close(getattr(attention, name)(inputs), getattr(mlp, name)(inputs), rtol=1e-5, atol=1e-5)
+    q, k = attention.q_proj(inputs), attention.k_proj(others)
+    torch.testing.assert_close((q, k), (mlp.q_proj(inputs), mlp.k_proj(others)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_is_exchanged_where_that_alone_makes_all_a_tenth_faster() -> None:
+    def cost(packed: float, torch_: float) -> dict[str, list[float]]:
+        return {"packed": [packed], "torch": [torch_]}
+
+    large, small = (100, 100), (10, 10)
+    assert decide({large: (cost(1.0, 0.85), 1)}) == {large: "torch"}
+    assert decide({large: (cost(1.0, 0.95), 1)}) == {large: "packed"}
+    assert decide({large: (cost(1.0, 1.5), 1), small: (cost(0.1, 0.01), 1)}) == {large: "packed", small: "packed"}
+    assert decide({large: (cost(1.0, 1.5), 1), small: (cost(0.1, 0.01), 9)}) == {large: "packed", small: "torch"}
+
+
+def test_what_was_timed_is_read_again_and_a_damaged_file_is_timed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_file, "HF_HOME", tmp_path)
+    asked: list[str] = []
+
+    def measure(key: str) -> float:
+        asked.append(key)
+        return 1.5
+
+    assert machine_file.remembered("products", ["a", "b"], measure) == {"a": 1.5, "b": 1.5}
+    assert machine_file.remembered("products", ["b", "c"], measure) == {"b": 1.5, "c": 1.5}
+    assert asked == ["a", "b", "c"]
+    machine_file.timings_file("products").write_text("{", encoding="utf-8")
+    assert machine_file.remembered("products", ["a"], measure) == {"a": 1.5}
+    assert asked == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral-window"])
+def test_a_nodes_features_are_the_same_bits_alone_in_trees_and_in_batches(family: str) -> None:
+    target = Target(tiny_model(family))
+    assert not bitwise.find(target).holds, "library products round by shape"
+    target.use_engine("compiled")
+    assert str(bitwise.find(target)) == "bitwise"
+
+
+def test_what_breaks_the_equality_of_bits_is_named() -> None:
+    target = Target(tiny_model("gpt2"))  # its layers are no nn.Linear
+    target.use_engine("compiled")
+    assert str(bitwise.find(target)) == "not bitwise: h.0.attn.c_attn (Conv1D)"
+    target = Target(tiny_model())
+    target.use_engine("compiled")
+    for layer in packed_layers(target.running.layers[1].mlp.down_proj):
+        layer.weight, layer.product = target.decoder.layers[1].mlp.down_proj.weight, "torch"
+    assert bitwise.find(target).culprit == "layers.1.mlp.down_proj (PackedLinear)"
+
+
+def test_auto_takes_the_fastest_engine_there_is() -> None:
+    target = Target(tiny_model())
+    target.use_engine("auto")
+    assert target.engine == "compiled"
+    halves = Target(tiny_model().to(torch.bfloat16))
+    halves.use_engine("auto")
+    assert halves.engine == "eager"
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
