@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
+from eagle.formats.target_facts import unspelled_rope
 from eagle.loading import load_architecture, load_config, local_path
 from eagle.reading import BROKEN, read_object, reason
 
@@ -128,6 +129,8 @@ class TargetFacts:
     num_layers: int
     theta: float
     max_positions: int | None
+    unspelled_rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """As formats.target_facts.unspelled_rope."""
     embedding_VH: torch.Tensor | None = None
     """[V, H], where it was asked for and could be found without loading the model."""
 
@@ -229,6 +232,7 @@ def read_target(config: TargetConfig, *, embedding: bool) -> TargetFacts:
         num_layers=int(text.num_hidden_layers),
         theta=float(rope.get("rope_theta", DEFAULT_THETA)),
         max_positions=getattr(text, "max_position_embeddings", None),
+        unspelled_rope=unspelled_rope(config, text),
         embedding_VH=_embedding(local_path(config), config.revision) if embedding else None,
     )
 

@@ -1,5 +1,6 @@
 """Lint rules on config.json: names that a runtime looks up, RoPE, the residual's norm, and what speculators' form needs."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,6 +180,18 @@ def rope_theta(look: Look) -> Iterator[Found]:
             evidence=f"config.json names no RoPE theta, target {look.target.name} has {look.target.theta:g}",
             effect=f"{look.name} rotates with {DEFAULT_THETA:g}: right only if the head was trained so, as some published ones",
             remedy="write rope_theta and rope_parameters with the theta of the training",
+        )
+
+
+@rule("target-rope", "the target's RoPE is spelled as the runtime reads it", runtimes=("reference",))
+def target_rope(look: Look) -> Iterator[Found]:
+    if look.target is not None and look.target.unspelled_rope:
+        keys = json.dumps(dict(look.target.unspelled_rope))[1:-1]
+        yield Found(
+            severity="silently wrong",
+            evidence=f"config.json of target {look.target.name} has its RoPE in rope_parameters alone, as transformers 5 saves it",
+            effect=f"{look.name} reads rope_theta and rope_scaling of it, and rotates the target with its defaults",
+            remedy=f"add {keys} to the target's config.json",
         )
 
 

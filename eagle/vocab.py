@@ -99,6 +99,21 @@ class DraftVocabulary:
         return vocabulary
 
 
+def doubt_of_d2t(d2t_D: torch.Tensor, target_size: int) -> str | None:
+    """Why a d2t without a t2d beside it may not hold the offsets of the draft tokens; None: it can only be those.
+
+    A map that was never filled is all zeros. A list of target ids, 0 .. D-1 among them, has different numbers everywhere;
+    offsets repeat wherever two draft tokens are neighbours in the vocabulary.
+    """
+    size = len(d2t_D)
+    if 0 < size < target_size and not bool(d2t_D.any()):
+        return f"d2t is zero at all {size} draft ids, as if never filled: right only if the draft tokens are the first ones"
+    low, high = (int(d2t_D.min()), int(d2t_D.max())) if size else (0, 0)
+    if size > 1 and 0 <= low and high < target_size and len(d2t_D.unique()) == size:
+        return f"d2t has {size} different numbers, {low} .. {high}, as a list of target ids has: offsets (id minus place) repeat"
+    return None
+
+
 class DraftTokens:
     """What a head's predictions mean: logits over its draft vocabulary, and which target tokens those are.
 

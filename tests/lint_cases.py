@@ -47,6 +47,10 @@ def sound(version: str, runtime: str, embedding_VH: torch.Tensor) -> tuple[Value
             "eagle_aux_hidden_state_layer_ids": DEFAULT_LAYERS, "transformer_layer_config": layer, "dtype": "float32",
         }, state  # fmt: skip
     values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": D, "torch_dtype": "float32"}
+    if runtime != "reference":
+        values["eagle_aux_hidden_state_layer_ids"] = DEFAULT_LAYERS
+    if runtime == "sglang":
+        values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [c - 1 for c in DEFAULT_LAYERS]}
     return values, state
 
 
@@ -152,12 +156,35 @@ def _biased_queries(values: Values, state: State) -> None:
     }
 
 
-def _wide_heads(values: Values, state: State) -> None:
+def _one_layer(values: Values, state: State) -> None:
+    _nested([3], eagle_aux_hidden_state_layer_ids=[4])(values, state)
+    state["fc.weight"] = torch.randn(H, H)
+
+
+def _alone(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Values, State], None]:
+    """Another d2t, and no t2d that could tell."""
+
+    def spoil(values: Values, state: State) -> None:
+        state["d2t"] = change(state["d2t"])
+        del state["t2d"]
+
+    return spoil
+
+
+def _ids(values: Values, state: State) -> None:
+    state["d2t"] = state["d2t"] + torch.arange(D)
+
+
+def _wide_heads(prefix: str, width: int) -> Callable[[Values, State], None]:
     """Heads of twice the size, which config.json tells."""
-    values["head_dim"] = 2 * e3.d
-    for name, heads in (("q", e3.HEADS), ("k", e3.KV), ("v", e3.KV)):
-        state[f"layers.0.self_attn.{name}_proj.weight"] = torch.randn(heads * 2 * e3.d, H)
-    state["layers.0.self_attn.o_proj.weight"] = torch.randn(H, e3.HEADS * 2 * e3.d)
+
+    def spoil(values: Values, state: State) -> None:
+        values["head_dim"] = 2 * e3.d
+        for name, heads in (("q", e3.HEADS), ("k", e3.KV), ("v", e3.KV)):
+            state[f"{prefix}self_attn.{name}_proj.weight"] = torch.randn(heads * 2 * e3.d, width)
+        state[f"{prefix}self_attn.o_proj.weight"] = torch.randn(H, e3.HEADS * 2 * e3.d)
+
+    return spoil
 
 
 def _layer(key: str, value: Any) -> Callable[[Values, State], None]:
@@ -201,16 +228,24 @@ DEFECTS = [
         ("layer-count", "breaks", "vllm", "eagle3", _set(**{_IDS: [1, 2, 4, 5]})),
         ("layer-count", "breaks", "vllm", "eagle3", _fused([1, 2, 4, 5])),
         ("layer-count", "breaks", "speculators", "eagle3", _fused([2, 4])),
-        ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5])),
-        ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("layer-count", "silently wrong", "sglang", "eagle3", _one_layer),
+        ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5], **{_IDS: None})),
+        ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]}, eagle_config=None)),
         ("layer-convention", "silently wrong", "sglang", "eagle3", _nested([1, 4, 6], **{_IDS: [1, 4, 6]})),
         ("layer-convention", "silently wrong", "reference", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("layer-ids-missing", "warning", "vllm", "eagle3", _set(**{_IDS: None})),
+        ("layer-ids-missing", "warning", "sglang", "eagle3", _set(**{_IDS: None}, eagle_config=None)),
+        ("layer-ids-missing", "warning", "speculators", "eagle3", _set(**{_IDS: None})),
         ("vocab-size", "breaks", "speculators", "eagle3", _layer("vocab_size", D), "t2d", "d2t-range", "d2t-idle"),
         ("draft-vocab-size", "breaks", "sglang", "eagle3", _set(draft_vocab_size=None)),
         ("draft-vocab-size", "breaks", "vllm", "eagle3", _set(draft_vocab_size=D - 1)),
         ("d2t-missing", "silently wrong", "vllm", "eagle3", _drop("d2t"), "t2d"),
         ("d2t-dtype", "silently wrong", "sglang", "eagle3", lambda v, s: s.update(d2t=s["d2t"].half())),
         ("d2t-zero", "silently wrong", "vllm", "eagle3", lambda v, s: s.update(d2t=torch.zeros_like(s["d2t"])), "t2d"),
+        ("d2t-zero", "silently wrong", "sglang", "eagle3", _alone(torch.zeros_like)),
+        ("d2t-ids", "silently wrong", "vllm", "eagle3", _alone(lambda d2t: torch.arange(len(d2t)))),
+        ("d2t-ids", "silently wrong", "sglang", "eagle3", _alone(lambda d2t: 2 * torch.arange(len(d2t)))),
+        ("d2t-ids", "silently wrong", "vllm", "eagle3", _ids, "t2d", "d2t-range", "d2t-duplicate"),
         ("d2t-range", "breaks", "sglang", "eagle3", _with("d2t", -1, V)),
         ("d2t-duplicate", "silently wrong", "vllm", "eagle3",
          lambda v, s: s.update(d2t=torch.cat([s["d2t"][1:2] + 1, s["d2t"][1:]])), "t2d"),
@@ -220,7 +255,7 @@ DEFECTS = [
         ("t2d", "warning", "speculators", "eagle3", lambda v, s: s.update(t2d=s["t2d"].long())),
         ("missing-keys", "silently wrong", "sglang", "eagle3", _drop("norm.weight")),
         ("missing-keys", "silently wrong", "vllm", "eagle3", _drop(_LM)),
-        ("missing-keys", "silently wrong", "sglang", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
+        ("missing-keys", "silently wrong", "reference", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
         ("stray-keys", "breaks", "vllm", "eagle1", _put(layers__0__input_layernorm__weight=lambda s: torch.ones(H))),
         ("stray-keys", "warning", "sglang", "eagle3", _put(midlayer__self_attn__q_norm__weight=lambda s: torch.ones(8))),
         ("stray-keys", "breaks", "vllm", "eagle1", _put(d2t=lambda s: torch.arange(4), t2d=lambda s: torch.ones(V) > 0)),
@@ -241,7 +276,8 @@ DEFECTS = [
         ("embed-tokens", "silently wrong", "vllm", "eagle3", _put(embed_tokens__weight=lambda s: torch.ones(V + 1, H))),
         ("shapes", "breaks", "sglang", "eagle3", _set(num_key_value_heads=4)),
         ("shapes", "breaks", "vllm", "eagle1", _set(head_dim=16)),
-        ("shapes", "breaks", "reference", "eagle1", _wide_heads),
+        ("shapes", "breaks", "reference", "eagle1", _wide_heads("layers.0.", H)),
+        ("shapes", "breaks", "reference", "eagle3", _wide_heads("midlayer.", 2 * H)),
         ("config-numbers", "breaks", "vllm", "eagle1", _set(intermediate_size=None)),
         ("hidden-size", "breaks", "vllm", "eagle3", _set(target_hidden_size=64), "shapes", "layer-count"),
         ("values", "silently wrong", "vllm", "eagle1", _with("fc.weight", (0, 0), float("nan"))),

@@ -66,8 +66,8 @@ class Limits:
     rope_types: tuple[str, ...] = ROPE_TYPES
     fixed_head_dim: bool = False
     """The head dim is hidden size / heads, whatever config.json says."""
-    three_layers: bool = True
-    """EAGLE-3: looks at exactly three layers; else at two or more: with one there is nothing to fuse, and no fc."""
+    min_layers: int = 1
+    """EAGLE-3: looks at so many layers or more; 2: with one there is nothing to fuse, and it makes or uses no fc."""
     embedding_layer: bool = True
     """EAGLE-3: may look at the embeddings (c = 0)."""
     default_layers: bool = False

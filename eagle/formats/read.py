@@ -22,7 +22,7 @@ from eagle.formats.registry import detect
 from eagle.formats.rope import read_rope
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.reading import BROKEN, reason
-from eagle.vocab import DraftVocabulary
+from eagle.vocab import DraftVocabulary, doubt_of_d2t
 
 CARRIED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors of the target that a file may carry: taken out, to be compared with the target's. (EAGLE-3 owns its lm_head.)"""
@@ -159,6 +159,12 @@ def _settings(
         if format.name == "reference" and isinstance(told, bool) and told != ("fc.bias" in state):
             notes.append(f"config.json says bias {str(told).lower()}, the tensors decide: fc.bias is {_there(state)}")
     if "d2t" in state and version == "eagle3" and format.derives_t2d and "t2d" not in state:
+        doubt = doubt_of_d2t(state["d2t"].flatten(), int(out["vocab_size"]))
+        if doubt is not None:
+            raise EagleError(
+                f"{doubt}, and the file has no t2d to tell; write d2t[i] = target id - i, and beside it t2d (bool, "
+                f"{out['vocab_size']} long, true at the draft tokens' ids), or {REMEDY}"
+            )
         state["t2d"] = _derived_t2d(state["d2t"], int(out["vocab_size"]))
         notes.append("t2d is not in the file: derived from d2t")
     if out.get("draft_vocab_size") == out.get("vocab_size") and "d2t" not in state:

@@ -2,7 +2,9 @@
 
 Its configs leave out what equals the defaults of the layer's own class. `norm_before_residual` has no safe default (class
 False, its CLI True, vLLM assumes True): it is always written, and asked for where a file lacks it. The older "eagle" models
-(EAGLE-1, `fusion_fc`, `transformer.*`) are read, not written: vLLM loads eagle3 ones only.
+(EAGLE-1, `fusion_fc`, `transformer.*`) are read, not written: vLLM loads eagle3 ones only. speculators makes fc for as many
+layers as it finds ids; vLLM keeps of the flattened config what the layer's config holds, so that is where its
+`num_aux_hidden_states` stands.
 """
 
 from typing import Any
