@@ -189,7 +189,7 @@ def target_rope(look: Look) -> Iterator[Found]:
         keys = json.dumps(dict(look.target.unspelled_rope))[1:-1]
         yield Found(
             severity="silently wrong",
-            evidence=f"config.json of target {look.target.name} has its RoPE in rope_parameters alone, as transformers 5 saves it",
+            evidence=f"config.json of target {look.target.name} has its RoPE in rope_parameters alone (transformers 5's form)",
             effect=f"{look.name} reads rope_theta and rope_scaling of it, and rotates the target with its defaults",
             remedy=f"add {keys} to the target's config.json",
         )

@@ -16,7 +16,6 @@ from eagle.formats.targets import unserved
 from eagle.lint_files import LAYER_IDS
 from eagle.lint_rules import Found, Look, rule
 
-
 NOBODYS_IDS = "aux_hidden_states_layer_ids"
 """AngelSlim's key, in layers before: no runtime reads it."""
 

@@ -112,8 +112,9 @@ def d2t_dtype(look: Look) -> Iterator[Found]:
 @rule("d2t-zero", "d2t was filled", versions=("eagle3",))
 def d2t_zero(look: Look) -> Iterator[Found]:
     d2t, size = look.head.d2t, look.head.vocab_size
-    empty = d2t is not None and bool(d2t.numel()) and not bool(d2t.any())
-    if d2t is not None and empty and size is not None and d2t.numel() < size and not _confirmed(look, _target_ids(look)):
+    if d2t is None or size is None or bool(d2t.any()) or not 0 < d2t.numel() < size:
+        return
+    if not _confirmed(look, _target_ids(look)):
         yield Found(
             severity="silently wrong",
             evidence=f"d2t is zero at all {d2t.numel()} draft ids",
@@ -134,7 +135,7 @@ def d2t_ids(look: Look) -> Iterator[Found]:
             severity="silently wrong",
             evidence=doubt + ("; as ids they are t2d's" if known else ""),
             effect="draft id i stands for target id i + d2t[i]: if these are ids, nearly every draft is another token",
-            remedy="write d2t - arange(Vd)" if known else f"{_MAKE}, whichever d2t holds now: t2d tells that it is right",
+            remedy="write d2t - arange(Vd)" if known else f"{_MAKE}; with t2d there is no doubt",
         )
 
 

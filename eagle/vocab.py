@@ -109,7 +109,7 @@ def doubt_of_d2t(d2t_D: torch.Tensor, target_size: int) -> str | None:
     if 0 < size < target_size and not bool(d2t_D.any()):
         return f"d2t is zero at all {size} draft ids, as if never filled: right only if the draft tokens are the first ones"
     low, high = (int(d2t_D.min()), int(d2t_D.max())) if size else (0, 0)
-    if size > 1 and 0 <= low and high < target_size and len(d2t_D.unique()) == size:
+    if size > 1 and low >= 0 and high < target_size and len(d2t_D.unique()) == size:
         return f"d2t has {size} different numbers, {low} .. {high}, as a list of target ids has: offsets (id minus place) repeat"
     return None
 

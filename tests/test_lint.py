@@ -212,7 +212,10 @@ def test_a_target_that_the_runtime_does_not_serve_so_is_told(embedding: torch.Te
         for runtime in ("vllm", "sglang", "reference"):
             folder = write(tmp_path / "head", *sound("eagle3", runtime, embedding))
             told = found(folder, runtime, TargetConfig(model=str(model))).get("target-family")
-            assert told == expected.get((family, runtime), "breaks" if runtime == "reference" else None), (family, runtime)
+            assert told == expected.get((family, runtime), "breaks" if runtime == "reference" else None), (
+                family,
+                runtime,
+            )
     report = lint(folder, runtime="sglang", target=TargetConfig(model=str(tmp_path / "granite")))
     (remedy,) = [finding.remedy for finding in report.findings if finding.rule == "target-family"]
     assert remedy == "serve it with vLLM 0.33 (eagle export HEAD OUT --to vllm)"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from eagle.errors import EagleError
 
 SGLANG_ADDS_ONE = (
-    *("apertus", "bailing_moe", "exaone_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified"),
-    *("glm4_moe", "internlm3", "iquestcoder", "llama", "llama4", "llama4_text", "longcat_flash", "mellum", "minimax_m2"),
-    *("minimax_m3_vl_text", "ministral3", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen2_5_vl_text", "qwen3", "qwen3_moe"),
-    *("qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    "sarvam_moe",
+    *("apertus", "bailing_moe", "exaone_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
+    *("gemma4_unified", "glm4_moe", "internlm3", "iquestcoder", "llama", "llama4", "llama4_text"),
+    *("longcat_flash", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mistral", "phi3", "qwen2"),
+    *("qwen2_moe", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "sarvam_moe"),
 )
 """c = v + 1: also taken for families that are not listed."""
 SGLANG_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")

@@ -49,8 +49,8 @@ def serve_command(
         return fetch + _shell("trtllm-serve", target, "--backend", "pytorch", "--extra_llm_api_options", options)
     third = ", use_eagle3=True" if version == "eagle3" else ", use_eagle3=False"
     first = (
-        "# The target's config.json lacks keys that this code reads (transformers 5 saves rope_parameters alone): it would rotate\n"
-        f"# with its defaults, without a word. Add to it first: {json.dumps(dict(unspelled_rope))[1:-1]}\n"
+        "# The target's config.json lacks keys that this code reads (transformers 5 saves rope_parameters alone): it would\n"
+        f"# rotate with its defaults, without a word. Add to it first: {json.dumps(dict(unspelled_rope))[1:-1]}\n"
     )
     return (
         (first if unspelled_rope else "")

@@ -36,28 +36,30 @@ class Unserved:
 _VLLM_EAGLE3 = Serving(
     name="vLLM 0.33",
     serves=frozenset((
-        *("afmoe", "apertus", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5"),
-        *("gemma4", "gemma4_text", "gemma4_unified", "glm_moe_dsa", "gpt_oss", "granite", "granite_swa", "granitemoe"),
-        *("granitemoe_swa", "granitemoeshared", "internlm3", "iquestcoder", "kimi_k2", "laguna", "llama", "llama4"),
-        *("llama4_text", "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mistral"),
-        *("nemotron_h", "phi3", "qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text"),
-        *("qwen3_vl_moe_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "sarvam_mla"),
+        *("afmoe", "apertus", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+        *("ernie4_5", "gemma4", "gemma4_text", "gemma4_unified", "glm_moe_dsa", "gpt_oss", "granite"),
+        *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "internlm3", "iquestcoder"),
+        *("kimi_k2", "laguna", "llama", "llama4", "llama4_text", "mimo_v2_flash", "minicpm3", "minimax_m2"),
+        *("minimax_m3_vl_text", "ministral3", "mistral", "nemotron_h", "phi3", "qwen2", "qwen2_5_vl_text"),
+        *("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5", "qwen3_5_text"),
+        *("qwen3_5_moe", "qwen3_5_moe_text", "sarvam_mla"),
     )),
     refuses=frozenset((
-        *("bailing_moe", "bloom", "cohere", "cohere2", "dbrx", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon"),
-        *("falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "glm4", "glm4_moe"),
-        *("glm4_moe_lite", "gpt2", "gptj", "granitemoehybrid", "longcat_flash", "mixtral", "nemotron", "olmo_hybrid", "olmoe"),
-        *("opt", "qwen2_moe", "qwen2_vl_text", "sarvam_moe", "stablelm"),
+        *("bailing_moe", "bloom", "cohere", "cohere2", "dbrx", "ernie4_5_moe", "exaone", "exaone4"),
+        *("exaone_moe", "falcon", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n"),
+        *("gemma3n_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gptj", "granitemoehybrid"),
+        *("longcat_flash", "mixtral", "nemotron", "olmo_hybrid", "olmoe", "opt", "qwen2_moe", "qwen2_vl_text"),
+        *("sarvam_moe", "stablelm"),
     )),
     refusal='ends with "Model does not support EAGLE3 interface"',
     unlisted="has no class for them that is known here: it would run them through transformers, where handing out inner states "
     "was read in its code and not tried, and older versions refuse",
 )  # fmt: skip
 _SGLANG_REFUSES = (
-    *("afmoe", "arcee", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "falcon", "gemma", "gemma2"),
-    *("gemma3n", "gemma3n_text", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granite_swa", "granitemoe"),
-    *("granitemoe_swa", "granitemoehybrid", "granitemoeshared", "minicpm3", "mixtral", "olmo", "olmo2", "olmo3", "olmoe"),
-    *("persimmon", "phi", "qwen2_moe", "smollm3", "stablelm", "starcoder2"),
+    *("afmoe", "arcee", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "falcon", "gemma"),
+    *("gemma2", "gemma3n", "gemma3n_text", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granite_swa"),
+    *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "minicpm3", "mixtral", "olmo"),
+    *("olmo2", "olmo3", "olmoe", "persimmon", "phi", "qwen2_moe", "smollm3", "stablelm", "starcoder2"),
 )
 """No embedding or LM head to share, or run through transformers, whose class hands out neither those nor inner states."""
 _SGLANG_EAGLE1_SERVES = (
@@ -109,7 +111,9 @@ def unserved(runtime: str, version: Version, family: str) -> Unserved | None:
     for (name, kind), other in SERVING.items():
         if kind == version and other is not serving and family in other.serves:
             others.setdefault(other.name, name)
-    remedy = "; or ".join(f"serve it with {title} (eagle export HEAD OUT --to {name})" for title, name in others.items())
+    remedy = "; or ".join(
+        f"serve it with {title} (eagle export HEAD OUT --to {name})" for title, name in others.items()
+    )
     return Unserved(
         certain=certain,
         effect=f"{serving.name} with an {VERSION_NAMES[version]} head {serving.refusal if certain else serving.unlisted}",

@@ -188,9 +188,8 @@ def test_a_target_that_the_runtime_cannot_serve_so_is_told_in_the_printout_and_o
             assert "for gemma2 targets: " in text
             assert told in text
             assert "eagle generate" in text
-    save_tiny_target(tmp_path / "llama", num_hidden_layers=8)
-    command = ["export", str(tmp_path / "head"), str(tmp_path / "out"), "--to", "sglang", "--target", str(tmp_path / "llama")]
-    assert main(command) == 0
+    other = str(save_tiny_target(tmp_path / "llama", num_hidden_layers=8))
+    assert main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--to", "vllm", "--target", other]) == 0
     assert "targets: " not in capsys.readouterr().out
 
 

@@ -4,8 +4,8 @@
   verifier.name_or_path; transformer_layer_config must be an object.
 - The flat config is transformer_layer_config plus draft_vocab_size, target_hidden_size, norm_before_residual (TRUE where it is
   missing), eagle_aux_hidden_state_layer_ids.
-- speculators itself has parameters named as in the file: layers.0.*, fc (of as many states as there are ids, else 3), norm, lm_head,
-  embed_tokens, and buffers d2t (int64) and t2d (bool); it makes no `midlayer`.
+- speculators itself has parameters named as in the file: layers.0.*, fc (of as many states as there are ids, else 3), norm,
+  lm_head, embed_tokens, and buffers d2t (int64) and t2d (bool); it makes no `midlayer`.
 """
 
 from pathlib import Path

@@ -4,9 +4,9 @@
 - Every tensor's name gets the prefix `model.`, but lm_head's and d2t's; `midlayer.` becomes `layers.0.`; t2d is dropped; a name
   that is no parameter RAISES. EAGLE-1 has neither fc.bias nor lm_head; embed_tokens may be there, the target's is used.
 - q/k/v biases exist where the config says attention_bias (EAGLE-1: or bias; qkv_bias overrides).
-- EAGLE-3: aux layers from the top level's key, c layers applied, else [2, L//2, L-3]; fc takes num_aux_hidden_states of them, else
-  as many as eagle_config has ids, else 3 (the top level's are not counted); norm_before_residual is read, default
-  false; draft_vocab_size defaults to vocab_size; target id = draft id + d2t.
+- EAGLE-3: aux layers from the top level's key, c layers applied, else [2, L//2, L-3]; fc takes num_aux_hidden_states of them,
+  else as many as eagle_config has ids, else 3 (the top level's are not counted); norm_before_residual is read, default false;
+  draft_vocab_size defaults to vocab_size; target id = draft id + d2t.
 - Nothing checks that every parameter was filled.
 """
 
