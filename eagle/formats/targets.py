@@ -52,8 +52,8 @@ _VLLM_EAGLE3 = Serving(
         *("sarvam_moe", "stablelm"),
     )),
     refusal='ends with "Model does not support EAGLE3 interface"',
-    unlisted="has no class for them that is known here: it would run them through transformers, where handing out inner states "
-    "was read in its code and not tried, and older versions refuse",
+    unlisted="has no class of its own for them and runs them through transformers, where handing out inner states was read in "
+    "its code, not tried; older versions refuse",
 )  # fmt: skip
 _SGLANG_REFUSES = (
     *("afmoe", "arcee", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "falcon", "gemma"),
@@ -67,7 +67,6 @@ _SGLANG_EAGLE1_SERVES = (
 )
 """Beside those that it serves with EAGLE-3 heads."""
 _SGLANG_EAGLE3_SERVES = frozenset((*SGLANG_ADDS_ONE, *SGLANG_LIKE_DEEPSEEK, *SGLANG_LIKE_GPT_OSS)) - {"qwen2_moe"}
-_SGLANG_UNLISTED = "is not known here to serve them"
 SERVING: dict[tuple[str, Version], Serving] = {
     ("vllm", "eagle3"): _VLLM_EAGLE3,
     ("speculators", "eagle3"): _VLLM_EAGLE3,
@@ -76,14 +75,14 @@ SERVING: dict[tuple[str, Version], Serving] = {
         serves=_SGLANG_EAGLE3_SERVES,
         refuses=frozenset((*_SGLANG_REFUSES, *_SGLANG_EAGLE1_SERVES, "exaone", "qwen2_vl_text", "sarvam_mla")),
         refusal="raises at its start: their model has no set_eagle3_layers_to_capture, or no embedding to share",
-        unlisted=f"{_SGLANG_UNLISTED} (layer ids are written and read by its common rule, c - 1)",
+        unlisted="may have no class for them; layer ids are written and read by its common rule, c - 1",
     ),
     ("sglang", "eagle1"): Serving(
         name="SGLang 0.5.23",
         serves=_SGLANG_EAGLE3_SERVES | {*_SGLANG_EAGLE1_SERVES},
         refuses=frozenset(_SGLANG_REFUSES),
         refusal="raises at its start: their model has no get_embed_and_head to share with the head",
-        unlisted=_SGLANG_UNLISTED,
+        unlisted="may have no class for them",
     ),
     ("reference", "eagle3"): Serving(
         name="the EAGLE authors' code",
@@ -111,11 +110,18 @@ def unserved(runtime: str, version: Version, family: str) -> Unserved | None:
     for (name, kind), other in SERVING.items():
         if kind == version and other is not serving and family in other.serves:
             others.setdefault(other.name, name)
+    head = f"an {VERSION_NAMES[version]} head"
+    if not certain:
+        return Unserved(
+            certain=False,
+            effect=f"whether {serving.name} serves them with {head} is not known here: it {serving.unlisted}",
+            remedy="try it, and compare its acceptance with this project's",
+        )
     remedy = "; or ".join(
         f"serve it with {title} (eagle export HEAD OUT --to {name})" for title, name in others.items()
     )
     return Unserved(
-        certain=certain,
-        effect=f"{serving.name} with an {VERSION_NAMES[version]} head {serving.refusal if certain else serving.unlisted}",
+        certain=True,
+        effect=f"{serving.name} does not serve them with {head}: it {serving.refusal}",
         remedy=remedy or "generate with this project (eagle generate), or look whether a newer version serves it",
     )
