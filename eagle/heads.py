@@ -181,7 +181,8 @@ class DraftHead(PreTrainedModel):
         if positions_BT is None:
             positions_BT = torch.arange(features_BTH.shape[1], device=features_BTH.device)[None]
         cos_BTd, sin_BTd = self.rotary(features_BTH, positions_BT)
-        return self._layer(features_BTH, embeddings_BTH, cos_BTd, sin_BTd, attend or partial(causal_attention, window=self.window))
+        attend = attend or partial(causal_attention, window=self.window)
+        return self._layer(features_BTH, embeddings_BTH, cos_BTd, sin_BTd, attend)
 
 
 class EagleHead(DraftHead):

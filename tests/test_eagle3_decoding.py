@@ -180,7 +180,8 @@ def test_every_path_of_a_tree_sees_the_window_of_its_own_positions(
             path = [node]
             while int(tree.parents_BN[b, path[0]]) > 0:
                 path.insert(0, int(tree.parents_BN[b, path[0]]))
-            features_TH, tokens, total = reference.fuse(state, states_BTX[b, :length]), ids_BT[b, 1 : length + 1].tolist(), 0.0
+            features_TH, total = reference.fuse(state, states_BTX[b, :length]), 0.0
+            tokens = ids_BT[b, 1 : length + 1].tolist()
             for one in path:
                 out_H = reference.forward(state, features_TH, embedding_VH[tokens], window=window)[-1]
                 draft_ids = (state["d2t"] + torch.arange(reference.D)).tolist()

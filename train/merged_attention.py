@@ -2,9 +2,9 @@
 
 B rows, T tokens, h query heads, k key heads (g = h / k query heads share one), d head size, S scores of a block. At
 unroll step n the query of index i sees the step-0 keys j <= i of its own document and its own key of every step 1 .. n.
-A head's window of W positions leaves those whose position is above i + n - W: step-0 keys j > i + n - W and own keys of steps
-m > n - W. The explicit form is a [T, (n+1) T] mask; here the causal block (whose softmax needs T memory, not T^2) and the diagonals
-(elementwise) are computed apart and merged: with lse = log sum exp of all scores of a query,
+A head's window of W positions leaves those whose position is above i + n - W: step-0 keys j > i + n - W and own keys of
+steps m > n - W. The explicit form is a [T, (n+1) T] mask; here the causal block (whose softmax needs T memory, not T^2)
+and the diagonals (elementwise) are computed apart and merged: with lse = log sum exp of all scores of a query,
 
     out = exp(lse_block - lse) out_block + sum_n exp(score_n - lse) value_n.
 
@@ -177,7 +177,9 @@ def _within(block: Block, band: int | None, tokens: int) -> Block:
     """The block for a span of `tokens` whose queries see their last `band` step-0 keys alone (None: all of them)."""
     if band is None or band >= tokens:
         return block
-    return UNSEEN if band < 1 else Block(partial(_blockwise_forward, band=band), partial(_blockwise_backward, band=band))
+    if band < 1:
+        return UNSEEN
+    return Block(partial(_blockwise_forward, band=band), partial(_blockwise_backward, band=band))
 
 
 def _spanwise_forward(
