@@ -156,9 +156,8 @@ def test_the_window_is_read(config: dict[str, Any], expected: int | str | None, 
         return
     found = read(tmp_path, made, **config)
     assert found.head.window == expected
-    assert any("sliding_window 6 is not used" in line for line in found.assumptions) == (
-        config == {"sliding_window": 6}
-    )
+    passed_over = expected is None and "layer_types" not in config and config.get("use_sliding_window") is not False
+    assert any("sliding_window 6 is not used" in line for line in found.assumptions) == (passed_over and bool(config))
 
 
 def test_the_default_window_of_speculators_is_kept(tmp_path: Path) -> None:
@@ -182,7 +181,9 @@ def test_rope_nested_by_kind_of_layer_is_that_of_the_heads_kind(name: str, tmp_p
         head = read(tmp_path, (config, state), rope_parameters=NESTED, **window).head
         assert head.config.rope_parameters == {"rope_type": "default", "rope_theta": theta}
     only = {"full_attention": NESTED["full_attention"]}
-    with pytest.raises(EagleError, match="RoPE settings are nested .full_attention.*sliding_attention among them"):
+    with pytest.raises(
+        EagleError, match=r"RoPE settings are nested \(full_attention\), .*sliding_attention among them"
+    ):
         read(tmp_path, (config, state), rope_parameters=only, layer_types=SLIDING, sliding_window=6)
 
 
@@ -220,7 +221,8 @@ def test_layers_are_counted_by_the_tensors(tmp_path: Path) -> None:
     state = reference.random_state()
     found = read(tmp_path / "one", folders.specforge(state), num_hidden_layers=40)
     assert "config.json says num_hidden_layers 40, the tensors decide: 1 layer" in found.assumptions
-    two = folders.renamed(state, "midlayer.", "layers.0.") | folders.renamed(state, "midlayer.", "layers.1.")
+    more = {key: value.clone() for key, value in folders.renamed(state, "midlayer.", "layers.1.").items()}
+    two = folders.renamed(state, "midlayer.", "layers.0.") | more
     for form in ("safetensors", "bin", "sharded-safetensors"):
         folder = folders.write(tmp_path / form, folders.modelopt(state)[0], two, form=form)
         with pytest.raises(EagleError, match="tensors of 2 layers, an EAGLE head has 1"):
@@ -304,7 +306,7 @@ def meaning(name: str, config: dict[str, Any]) -> tuple[set[str], dict[str, Any]
     name=st.sampled_from(["specforge", "speculators"]),
     config=st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in CHOICES.items()}),
 )
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @torch.inference_mode()
 def test_any_keys_are_computed_as_told_or_one_is_refused_by_name(
     name: str, config: dict[str, Any], tmp_path: Path
