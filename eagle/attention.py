@@ -20,6 +20,8 @@ from eagle.kernels.tree_attention import op
 from eagle.kernels.tree_attention.reference import additive, own_bits, tree_mask
 
 NAME = "eagle_tree"
+WINDOW_BLOCK = 512
+"""Queries of a windowed prompt that are scored at a time: no [T, T] mask is made."""
 
 
 class TreeStep:
@@ -115,10 +117,8 @@ class TreeStep:
     ) -> torch.Tensor:
         """[B, h, N, d] over keys and values [B, k, S, d] -> [B, h, N, d]."""
         self.layers_served += 1
-        if self.starts_empty and softcap is None and (window is None or window >= self.slots):
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-            )
+        if self.starts_empty and softcap is None:
+            return causal_attention(query, key, value, scaling=scaling, window=window)
         tensors = self.on(query.device)
         return op.tree_attention(
             query,
@@ -134,6 +134,39 @@ class TreeStep:
             softcap=softcap,
             bias=lambda: self.bias(window=window, groups=query.shape[1] // key.shape[1], like=query),
         )
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Of T tokens in a row, [B, h, T, d]; grouped query heads share their key/value head. window: a token sees itself and the
+    window - 1 tokens before it; None: all before it."""
+    tokens, grouped = query.shape[2], query.shape[1] != key.shape[1]
+    if window is None or window >= tokens:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+    parts = []
+    for start in range(0, tokens, WINDOW_BLOCK):
+        first, end = max(0, start - window + 1), min(start + WINDOW_BLOCK, tokens)
+        query_C1 = torch.arange(start, end, device=query.device)[:, None]
+        key_S = torch.arange(first, end, device=query.device)
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query[:, :, start:end],
+                key[:, :, first:end],
+                value[:, :, first:end],
+                attn_mask=(key_S <= query_C1) & (key_S > query_C1 - window),
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+        )
+    return torch.cat(parts, dim=2)
 
 
 _step: ContextVar[TreeStep] = ContextVar("eagle_tree_step")

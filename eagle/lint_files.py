@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.formats.target_facts import unspelled_rope
+from eagle.formats.window import FULL
 from eagle.loading import load_architecture, load_config, local_path
 from eagle.reading import BROKEN, read_object, reason
 
@@ -109,10 +110,17 @@ class HeadFiles:
         return self.tensors.get("d2t")
 
     @property
+    def rope(self) -> Mapping[str, Any]:
+        """rope_parameters; of the head's kind of layer, where they are nested by kind."""
+        rope, types = self.layer.get("rope_parameters"), self.layer.get("layer_types")
+        kind = types[0] if isinstance(types, list) and types and isinstance(types[0], str) else FULL
+        nested = rope.get(kind) if isinstance(rope, dict) else None
+        return nested if isinstance(nested, dict) else rope if isinstance(rope, dict) else {}
+
+    @property
     def theta(self) -> float | None:
         """The RoPE base that the config names, in either spelling; None: none."""
-        rope = self.layer.get("rope_parameters")
-        spelled = rope.get("rope_theta") if isinstance(rope, dict) else None
+        spelled = self.rope.get("rope_theta")
         value = spelled if self.layer.get("rope_theta") is None else self.layer["rope_theta"]
         return float(value) if isinstance(value, (int, float)) else None
 

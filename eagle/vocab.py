@@ -6,6 +6,7 @@ draft_id + d2t[draft_id]; `t2d` bool [V] says which target ids have a draft id.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,16 +51,30 @@ class DraftVocabulary:
         return t2d_V
 
     @classmethod
-    def most_frequent(cls, counts_V: torch.Tensor, size: int) -> "DraftVocabulary":
-        """The `size` tokens with the largest counts (int64 [V]); among equals, those never seen included, lower ids first."""
+    def most_frequent(cls, counts_V: torch.Tensor, size: int, *, always: Collection[int] = ()) -> "DraftVocabulary":
+        """The `size` tokens with the largest counts (int64 [V]); among equals, those never seen included, lower ids first.
+
+        always: ids that are among them whatever their counts, as the target's EOS ids, which end every answer.
+        """
         if not 1 <= size <= len(counts_V):
             raise EagleError(
                 f"head.draft_vocab_size is {size}, expected 1 to {len(counts_V)} (the target's vocabulary), or null for all"
             )
-        order_V = counts_V.sort(descending=True, stable=True).indices
+        if len(always) > size:
+            raise EagleError(
+                f"head.draft_vocab_size is {size}, expected at least {len(always)}: the target's EOS ids {sorted(always)} are "
+                "always drafted"
+            )
+        ranks_V = counts_V.clone()
+        ranks_V[list(always)] = counts_V.max() + 1
+        order_V = ranks_V.sort(descending=True, stable=True).indices
         chosen_D = order_V[:size].sort().values
         coverage = float(counts_V[chosen_D].sum()) / max(1.0, float(counts_V.sum()))
         return cls(target_ids_D=chosen_D, target_size=len(counts_V), coverage=coverage or 1.0)
+
+    def without(self, ids: Collection[int]) -> list[int]:
+        """Those of the target's ids that have no draft id, ascending."""
+        return sorted(set(ids) - set(self.target_ids_D.tolist()))
 
     @classmethod
     def from_tensors(

@@ -143,6 +143,24 @@ def _theta_nowhere(values: Values, state: State) -> None:
     del values["rope_theta"], values["rope_parameters"]
 
 
+def _window(**keys: Any) -> Callable[[Values, State], None]:
+    return _set(sliding_window=6, **keys)
+
+
+_SEES = {"layer_types": ["sliding_attention"]}
+
+
+def _scaled(kind: str) -> Callable[[Values, State], None]:
+    return _set(
+        rope_scaling={"rope_type": kind, "factor": 2.0},
+        rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
+    )
+
+
+def _nested_rope(values: Values, state: State) -> None:
+    values["rope_parameters"] = {"full_attention": values["rope_parameters"]}
+
+
 def _scaled_theta(values: Values, state: State) -> None:
     values["rope_scaling"], values["rope_theta"] = {"type": "linear", "factor": 2.0}, 500000.0
     del values["rope_parameters"]
@@ -219,6 +237,15 @@ DEFECTS = [
         ("rope-scaling", "breaks", "reference", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0}),
          "rope-spelling"),
         ("rope-scaling", "silently wrong", "reference", "eagle1", _scaled_theta),
+        ("rope-spelling", "silently wrong", "vllm", "eagle3", _nested_rope),
+        ("rotation", "silently wrong", "vllm", "eagle3", _scaled("dynamic")),
+        ("rotation", "silently wrong", "sglang", "eagle1", _scaled("dynamic")),
+        ("rotation", "warning", "vllm", "eagle1", _set(partial_rotary_factor=0.5)),
+        ("window", "silently wrong", "sglang", "eagle3", _window(**_SEES)),
+        ("window", "silently wrong", "reference", "eagle1", _window(**_SEES)),
+        ("window", "silently wrong", "vllm", "eagle1", _window(model_type="mistral")),
+        ("window", "silently wrong", "vllm", "eagle3", _window(use_sliding_window=True)),
+        ("window", "silently wrong", "speculators", "eagle3", _layer("layer_types", ["sliding_attention"])),
         ("positions", "warning", "vllm", "eagle1", _set(max_position_embeddings=64)),
         ("config-bias", "silently wrong", "vllm", "eagle1", _set(bias=True)),
         ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: [2, 4, 8]})),

@@ -138,6 +138,14 @@ def test_a_null_rope_theta_leaves_the_other_spelling(embedding: torch.Tensor, tm
     assert read_files(write(tmp_path / "head", values, state)).theta == 500000.0
 
 
+@pytest.mark.parametrize("runtime", ["vllm", "speculators"])
+def test_a_window_is_sound_where_the_runtime_keeps_it(runtime: str, embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", runtime, embedding)
+    layer = values.get("transformer_layer_config", values)
+    layer |= {"layer_types": ["sliding_attention"], "sliding_window": 2048, "use_sliding_window": True}
+    assert found(write(tmp_path / "head", values, state), runtime, None) == {}
+
+
 @pytest.mark.parametrize("theta", ["10000", -1.0, [1], True])
 def test_a_theta_that_is_no_base_breaks(theta: object, embedding: torch.Tensor, tmp_path: Path) -> None:
     values, state = sound("eagle3", "vllm", embedding)

@@ -19,15 +19,17 @@ from eagle.environment import package_version
 from eagle.errors import EagleError
 from eagle.files import atomic_dir
 from eagle.formats.format import EAGLE_CONFIG, LAYER_IDS, SIDECAR, VERSION_NAMES, Format, Limits
+from eagle.formats.keys import LAYER_CONFIG
 from eagle.formats.layer_ids import published_layers, sglang_default, sglang_ids
 from eagle.formats.reference import REFERENCE
 from eagle.formats.rope import write_rope
 from eagle.formats.serve import options_file, serve_command
 from eagle.formats.sglang import HOT_TOKENS, SGLANG
-from eagle.formats.speculators import LAYER_CONFIG, MODEL_TYPE, SPECULATORS, VERSION
+from eagle.formats.speculators import MODEL_TYPE, SPECULATORS, VERSION
 from eagle.formats.target_facts import TargetFacts, settings_told
 from eagle.formats.targets import unserved
 from eagle.formats.trtllm import OPTIONS, TRTLLM
+from eagle.formats.window import write_window
 from eagle.heads import DraftHead, EagleHead
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -170,6 +172,11 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
     kind = config.rope_parameters["rope_type"]
     if kind not in limits.rope_types:
         found.append(f"it reads no RoPE scaling {kind}, only {', '.join(limits.rope_types)} (export it --to vllm)")
+    if head.window is not None and not limits.sliding_window:
+        found.append(
+            f"it reads no attention window from config.json, and this head's is {head.window} positions: behind longer texts it "
+            "would draft otherwise (export it --to vllm or speculators)"
+        )
     width = config.hidden_size // config.num_attention_heads
     if limits.fixed_head_dim and config.head_dim != width:
         found.append(
@@ -235,6 +242,7 @@ def _config(
         "torch_dtype": dtype,
         **{key: getattr(target.config, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         **write_rope(config.rope_parameters),
+        **write_window(head.window),
     }
     if config.attention_bias and limits.attention_bias == "qkv":
         out["qkv_bias"] = True

@@ -286,13 +286,14 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
                 f"reads no RoPE scaling {kind}, only default",
             )
             for version in ("eagle1", "eagle3")
-            for kind in ("linear", "dynamic")
+            for kind in ("linear", "yarn")
         ),
-        (
-            "reference",
-            "eagle3",
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-            "reads no RoPE scaling yarn",
+        *(
+            (runtime, version, {"sliding_window": 6}, r"no attention window .* --to vllm or speculators")
+            for runtime, version in (
+                *(("sglang", "eagle1"), ("sglang", "eagle3"), ("reference", "eagle1"), ("reference", "eagle3")),
+                ("trtllm", "eagle3"),
+            )
         ),
     ],
 )

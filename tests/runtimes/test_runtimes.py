@@ -107,6 +107,8 @@ CASES = [
     ("eagle3", "vllm", {"norm_before_residual": True}),
     ("eagle3", "speculators", {"norm_before_residual": True}),
     ("eagle3", "vllm", {"attention_bias": True}),
+    *((version, "vllm", {"sliding_window": size}) for version in ("eagle1", "eagle3") for size in (3, 6)),
+    ("eagle3", "speculators", {"sliding_window": 3}),
 ]
 
 

@@ -7,6 +7,7 @@
 - EAGLE-3: aux layers from the top level's key, c layers applied, else [2, L//2, L-3]; fc takes num_aux_hidden_states of them,
   else as many as eagle_config has ids, else 3 (the top level's are not counted); norm_before_residual is read, default false;
   draft_vocab_size defaults to vocab_size; target id = draft id + d2t.
+- A Llama layer whose entry of layer_types is sliding_attention has the window sliding_window; without layer_types it has none.
 - Nothing checks that every parameter was filled.
 """
 
@@ -58,6 +59,8 @@ def build(
 ) -> Loaded:
     H, MLP, vocab = values["hidden_size"], values["intermediate_size"], values["vocab_size"]
     config = numbers(values, theta=theta)
+    if (values.get("layer_types") or [None])[0] == "sliding_attention":
+        config["window"] = values["sliding_window"]
     heads, kv, d = config["heads"], config["kv_heads"], config["head_dim"]
     attention_bias = bool(values.get("attention_bias"))
     width = 2 * H if eagle3 else H
