@@ -22,6 +22,8 @@ from eagle.kernels.tree_attention.reference import additive, masked_attention, o
 from eagle.kernels.tree_attention.steady import SLOTS, edge, steady_attention
 
 NAME = "eagle_tree"
+WINDOW_BLOCK = 512
+"""Queries of a windowed prompt that are scored at a time: no [T, T] mask is made."""
 
 
 class TreeStep:
@@ -131,10 +133,8 @@ class TreeStep:
         self.layers_served += 1
         if self.steady and chosen(op.NAME, query.device) == "reference":
             return self._attend_steadily(query, key, value, scaling=scaling, window=window, softcap=softcap)
-        if self.starts_empty and softcap is None and (window is None or window >= self.slots):
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-            )
+        if self.starts_empty and softcap is None:
+            return causal_attention(query, key, value, scaling=scaling, window=window)
         tensors = self.on(query.device)
         return op.tree_attention(
             query,
@@ -189,17 +189,47 @@ class TreeStep:
                 continue
             end = before + own
             parts = query[b : b + 1, :, :own], key[b : b + 1, :, :end], value[b : b + 1, :, :end]
-            grouped = heads != key.shape[1]
-            if before == 0 and softcap is None and (window is None or window >= end):
-                out[b, :, :own] = functional.scaled_dot_product_attention(
-                    *parts, is_causal=True, scale=scaling, enable_gqa=grouped
-                )[0]
+            if before == 0 and softcap is None:
+                out[b, :, :own] = causal_attention(*parts, scaling=scaling, window=window)[0]
                 continue
             query_N1, key_S = torch.arange(before, end)[:, None], torch.arange(end)
             seen_NS = (key_S <= query_N1) & (key_S > query_N1 - (end if window is None else window))
             bias = additive(seen_NS[None], groups=heads // key.shape[1], dtype=query.dtype)
             out[b, :, :own] = masked_attention(*parts, bias_BgNS=bias, scaling=scaling, softcap=softcap)[0]
         return out
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Of T tokens in a row, [B, h, T, d]; grouped query heads share their key/value head. window: a token sees itself and the
+    window - 1 tokens before it; None: all before it."""
+    tokens, grouped = query.shape[2], query.shape[1] != key.shape[1]
+    if window is None or window >= tokens:
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+    parts = []
+    for start in range(0, tokens, WINDOW_BLOCK):
+        first, end = max(0, start - window + 1), min(start + WINDOW_BLOCK, tokens)
+        query_C1 = torch.arange(start, end, device=query.device)[:, None]
+        key_S = torch.arange(first, end, device=query.device)
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query[:, :, start:end],
+                key[:, :, first:end],
+                value[:, :, first:end],
+                attn_mask=(key_S <= query_C1) & (key_S > query_C1 - window),
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+        )
+    return torch.cat(parts, dim=2)
 
 
 _step: ContextVar[TreeStep] = ContextVar("eagle_tree_step")

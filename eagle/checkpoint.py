@@ -25,6 +25,11 @@ def load_head(path: str | Path, *, revision: str | None = None, dtype: torch.dty
     Raises EagleError: no such head, a damaged file, keys missing or stray (each named), shapes that disagree with config.
     """
     read = read_head(path, revision=revision)
+    if read.unknown:
+        raise EagleError(
+            f"head {path}: its config.json says {', '.join(read.unknown)}, and whether a head computes otherwise for that is not "
+            "known here; remove what changes nothing, or import the head first (eagle import), which takes it and says so"
+        )
     if "lm_head.weight" in read.carried:
         raise EagleError(
             f"head {path} carries an lm_head.weight, which an EAGLE-1 head has not got: it uses its target's; "

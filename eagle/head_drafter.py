@@ -74,7 +74,7 @@ class HeadDrafter(LevelDrafter):
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             keys, values = cache.update(key, value, 0)
-            return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5)
+            return step.attend(query, keys, values, scaling=query.shape[-1] ** -0.5, window=self.head.window)
 
         embeddings_BNH = self.tokens.embed(tokens_BN).to(features_BNH)
         return (self.head(features_BNH, embeddings_BNH, positions_BN, attend),)

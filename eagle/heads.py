@@ -8,6 +8,7 @@ The EAGLE-3 head is in eagle/eagle3_head.py.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from eagle.attention import causal_attention
 from eagle.vocab import DraftTokens, DraftVocabulary
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -32,6 +34,8 @@ class DraftHeadConfig(LlamaConfig):
     """Share of the training tokens that are in it (eagle.vocab.DraftVocabulary.coverage)."""
     target_identity: dict[str, Any] | None = None
     """The target it was trained for, as `Target.identity()` tells it."""
+    sliding_window: int | None = None
+    """Positions that its attention sees, a token's own included; None: all before it too."""
 
     @classmethod
     def for_target(cls, target: PreTrainedConfig, **overrides: Any) -> Self:
@@ -120,6 +124,11 @@ class DraftHead(PreTrainedModel):
         return
 
     @property
+    def window(self) -> int | None:
+        """config.sliding_window: every `attend` that is handed to `forward` keeps it."""
+        return self.config.sliding_window
+
+    @property
     def aux_layers(self) -> tuple[int, ...]:
         """Layers (their number of layers applied) whose hidden states `fuse` takes; (): the target's features."""
         return ()
@@ -167,12 +176,13 @@ class DraftHead(PreTrainedModel):
 
         features_BTH: f_i (`fuse` of the target's states, or the head's own predictions further down a draft).
         embeddings_BTH: e_{i+1}.
-        positions_BT: RoPE positions, default 0 .. T-1. attend: default plain causal attention over the T inputs.
+        positions_BT: RoPE positions, default 0 .. T-1. attend: default causal attention over the T inputs, within the window.
         """
         if positions_BT is None:
             positions_BT = torch.arange(features_BTH.shape[1], device=features_BTH.device)[None]
         cos_BTd, sin_BTd = self.rotary(features_BTH, positions_BT)
-        return self._layer(features_BTH, embeddings_BTH, cos_BTd, sin_BTd, attend or causal_attention)
+        attend = attend or partial(causal_attention, window=self.window)
+        return self._layer(features_BTH, embeddings_BTH, cos_BTd, sin_BTd, attend)
 
 
 class EagleHead(DraftHead):
@@ -253,12 +263,6 @@ class GatedMLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return out
-
-
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Plain causal attention; grouped query heads share their key/value head."""
-    grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def _rotate(states_BhTd: torch.Tensor, cos_BTd: torch.Tensor, sin_BTd: torch.Tensor) -> torch.Tensor:

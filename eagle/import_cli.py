@@ -107,6 +107,8 @@ def write_imported(
         say(f"fits target {target.name}: width {target.hidden_size}, {target.vocab_size} tokens{layers}")
     else:
         say("not checked against a target: give --target MODEL")
+    if lacking := _undrafted_ends(read, target):
+        say(f"its draft vocabulary lacks the EOS ids {lacking}: the end of an answer is never drafted")
     origin: dict[str, Any] = {
         "imported_from": source,
         "format": read.format.name,
@@ -118,6 +120,22 @@ def write_imported(
     weights = sum(parameter.numel() for parameter in head.parameters())
     dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
     say(f"{out}: {weights:,} weights, {dtype}")
+
+
+def _undrafted_ends(read: "ReadHead", target: "TargetFacts | None") -> list[int]:
+    """EOS ids, the target's or else config.json's, that a reduced draft vocabulary leaves out."""
+    from eagle.formats.format import lookup
+    from eagle.formats.keys import LAYER_CONFIG
+    from eagle.loading import eos_token_ids
+
+    vocabulary, values = read.head.vocabulary, read.files.values
+    if vocabulary is None:
+        return []
+    if target is not None:
+        return vocabulary.without(eos_token_ids(target.settings))
+    told = [lookup(values, ("eos_token_id",)), lookup(values, (LAYER_CONFIG, "eos_token_id"))]
+    ids = [one for ids in told for one in (ids if isinstance(ids, list) else [ids])]
+    return vocabulary.without([one for one in ids if type(one) is int])
 
 
 def refuse_existing(out: Path, *, head: str, target: str | None, overwrite: bool) -> None:
@@ -153,8 +171,8 @@ def _lies_in(folder: Path, path: Path) -> bool:
 def _no_head(folder: Path) -> str | None:
     """Why a folder is not a head's, of this project or of another; None: it is."""
     from eagle.formats.format import SIDECAR
+    from eagle.formats.keys import LAYER_CONFIG
     from eagle.formats.own import MODEL_TYPES
-    from eagle.formats.speculators import LAYER_CONFIG
     from eagle.reading import read_object
 
     if not (folder / "config.json").is_file():

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
+from eagle.formats.target_facts import unspelled_rope
+from eagle.formats.window import FULL
 from eagle.loading import load_architecture, load_config, local_path
 from eagle.reading import BROKEN, read_object, reason
 
@@ -108,10 +110,17 @@ class HeadFiles:
         return self.tensors.get("d2t")
 
     @property
+    def rope(self) -> Mapping[str, Any]:
+        """rope_parameters; of the head's kind of layer, where they are nested by kind."""
+        rope, types = self.layer.get("rope_parameters"), self.layer.get("layer_types")
+        kind = types[0] if isinstance(types, list) and types and isinstance(types[0], str) else FULL
+        nested = rope.get(kind) if isinstance(rope, dict) else None
+        return nested if isinstance(nested, dict) else rope if isinstance(rope, dict) else {}
+
+    @property
     def theta(self) -> float | None:
         """The RoPE base that the config names, in either spelling; None: none."""
-        rope = self.layer.get("rope_parameters")
-        spelled = rope.get("rope_theta") if isinstance(rope, dict) else None
+        spelled = self.rope.get("rope_theta")
         value = spelled if self.layer.get("rope_theta") is None else self.layer["rope_theta"]
         return float(value) if isinstance(value, (int, float)) else None
 
@@ -128,6 +137,8 @@ class TargetFacts:
     num_layers: int
     theta: float
     max_positions: int | None
+    unspelled_rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """As formats.target_facts.unspelled_rope."""
     embedding_VH: torch.Tensor | None = None
     """[V, H], where it was asked for and could be found without loading the model."""
 
@@ -229,6 +240,7 @@ def read_target(config: TargetConfig, *, embedding: bool) -> TargetFacts:
         num_layers=int(text.num_hidden_layers),
         theta=float(rope.get("rope_theta", DEFAULT_THETA)),
         max_positions=getattr(text, "max_position_embeddings", None),
+        unspelled_rope=unspelled_rope(config, text),
         embedding_VH=_embedding(local_path(config), config.revision) if embedding else None,
     )
 

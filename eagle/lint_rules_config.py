@@ -1,10 +1,13 @@
 """Lint rules on config.json: names that a runtime looks up, RoPE, the residual's norm, and what speculators' form needs."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+from eagle.errors import EagleError
 from eagle.formats.rope import scaling_of
 from eagle.formats.sglang import QWEN2_EAGLE
+from eagle.formats.window import SLIDING, read_window
 from eagle.lint_files import DEFAULT_THETA
 from eagle.lint_rules import Found, Look, Runtime, Version, rule
 
@@ -182,11 +185,29 @@ def rope_theta(look: Look) -> Iterator[Found]:
         )
 
 
+@rule("target-rope", "the target's RoPE is spelled as the runtime reads it", runtimes=("reference",))
+def target_rope(look: Look) -> Iterator[Found]:
+    if look.target is not None and look.target.unspelled_rope:
+        keys = json.dumps(dict(look.target.unspelled_rope))[1:-1]
+        yield Found(
+            severity="silently wrong",
+            evidence=f"config.json of target {look.target.name} has its RoPE in rope_parameters alone (transformers 5's form)",
+            effect=f"{look.name} reads rope_theta and rope_scaling of it, and rotates the target with its defaults",
+            remedy=f"add {keys} to the target's config.json",
+        )
+
+
 @rule("rope-spelling", "rope_theta / rope_scaling and rope_parameters say the same")
 def rope_spelling(look: Look) -> Iterator[Found]:
     layer = look.head.layer
-    rope, old = layer.get("rope_parameters"), layer.get("rope_theta")
-    rope = rope if isinstance(rope, dict) else {}
+    rope, old = look.head.rope, layer.get("rope_theta")
+    if rope and rope is not layer.get("rope_parameters") and look.runtime in ("vllm", "speculators"):
+        yield Found(
+            severity="silently wrong",
+            evidence=f"rope_parameters is nested by kind of layer ({', '.join(layer['rope_parameters'])})",
+            effect="a Llama layer reads it flat and finds no theta: loading ends, or it rotates with the default",
+            remedy=f'write those of the head\'s layer: "rope_parameters": {json.dumps(dict(rope))}',
+        )
     new = rope.get("rope_theta")
     for name, theta in (("rope_theta", old), ("rope_parameters.rope_theta", new)):
         if theta is not None and (
@@ -233,6 +254,61 @@ def rope_spelling(look: Look) -> Iterator[Found]:
             effect="transformers and SGLang take rope_scaling, other loaders rope_parameters, `eagle import` refuses both",
             remedy="write the scaling of the training into both",
         )
+
+
+@rule("rotation", "angles and their share of the head dim, on which runtimes and trainers agree")
+def rotation(look: Look) -> Iterator[Found]:
+    layer = look.head.layer
+    for where in (look.head.rope, layer.get("rope_scaling")):
+        if isinstance(where, dict) and "dynamic" in (where.get("rope_type"), where.get("type")):
+            yield Found(
+                severity="silently wrong",
+                evidence="RoPE scaling dynamic",
+                effect="vLLM and SGLang scale at every length, transformers and the EAGLE authors' code by the longest text seen",
+                remedy="train the head with another scaling (yarn, linear, llama3) or none",
+            )
+            return
+    shares = [place.get("partial_rotary_factor") for place in (layer, look.head.rope)]
+    if any(share not in (None, 1) for share in shares):
+        yield Found(
+            severity="warning",
+            evidence=f"partial_rotary_factor is {next(share for share in shares if share not in (None, 1))}",
+            effect="vLLM and SGLang rotate that share of the head dim, most trainers and the EAGLE authors' code all of it",
+            remedy='write "partial_rotary_factor": 1.0 if the head was trained so',
+        )
+
+
+@rule("window", "the head's attention window, which some runtimes keep and others pass over")
+def window(look: Look) -> Iterator[Found]:
+    try:
+        size, _ = read_window(look.head.layer)
+    except EagleError as error:
+        evidence, _, remedy = str(error).rpartition("; ")
+        yield Found(
+            severity="silently wrong",
+            evidence=evidence or str(error),
+            effect=f"{look.name} sees another part of the text than the head was trained with, or raises",
+            remedy=remedy,
+        )
+        return
+    told = look.head.layer.get("layer_types") is not None
+    if size is None or (told and look.runtime in ("vllm", "speculators")):
+        return
+    yield Found(
+        severity="silently wrong",
+        evidence=f"an attention window of {size} positions",
+        effect=f"{look.name} passes over sliding_window"
+        + (" where layer_types is missing" if look.runtime in ("vllm", "speculators") else "")
+        + ": behind longer texts the head drafts otherwise than it was trained",
+        remedy=f'write "layer_types": ["{SLIDING}"]'
+        if look.runtime in ("vllm", "speculators")
+        else "serve it with vLLM, or train it without a window"
+        + (
+            f" (--speculative-draft-window-size {size} is close: it counts the tree apart)"
+            if look.runtime == "sglang"
+            else ""
+        ),
+    )
 
 
 @rule("rope-scaling", "a scaling that the runtime computes otherwise", runtimes=("reference",))

@@ -2,7 +2,8 @@
 
 c = number of layers applied, Hugging Face's hidden_states index. vLLM and speculators read `eagle_aux_hidden_state_layer_ids`
 at the top level as c. SGLang reads it inside `eagle_config` only, and adds 1 for most families. The EAGLE authors' code reads
-none. All of them take [2, L//2, L-3] where they find none.
+none. All of them take [2, L//2, L-3] where they find none (formats/layer_ids.py has the exceptions by family). Also here:
+whether the runtime serves the target with such a head at all.
 """
 
 from collections.abc import Iterator
@@ -10,13 +11,42 @@ from typing import Any
 
 from eagle.eagle3_head import LOW_MID_HIGH
 from eagle.errors import EagleError
-from eagle.formats.layer_ids import sglang_applied, sglang_ids
+from eagle.formats.layer_ids import published_layers, sglang_applied, sglang_default, sglang_ids
+from eagle.formats.targets import unserved
 from eagle.lint_files import LAYER_IDS
 from eagle.lint_rules import Found, Look, rule
 
+NOBODYS_IDS = "aux_hidden_states_layer_ids"
+"""AngelSlim's key, in layers before: no runtime reads it."""
 
-def default_layers(num_layers: int) -> list[int]:
-    return [2, num_layers // 2, num_layers - 3]
+
+@rule("target-family", "the runtime serves such targets with such a head")
+def target_family(look: Look) -> Iterator[Found]:
+    limit = None if look.target is None else unserved(look.runtime, look.head.version, look.target.model_type)
+    if limit is not None and look.target is not None:
+        yield Found(
+            severity="breaks" if limit.certain else "warning",
+            evidence=f"target {look.target.name} is of family {look.target.model_type}",
+            effect=limit.effect,
+            remedy=limit.remedy,
+        )
+
+
+@rule("layer-ids-missing", "the layers are named", runtimes=("vllm", "sglang", "speculators"), versions=("eagle3",))
+def layer_ids_missing(look: Look) -> Iterator[Found]:
+    if any(ids is not None for ids in _given(look).values()):
+        return
+    taken, default = "[2, L//2, L-3]", _default(look)
+    unread = look.head.config.get(NOBODYS_IDS)
+    yield Found(
+        severity="warning",
+        evidence="config.json names no layer ids"
+        + ("" if unread is None else f" that are read ({NOBODYS_IDS} is {unread}, in layers before)"),
+        effect=f"{look.name} captures {taken if default is None else default}: right for heads of the EAGLE authors and of "
+        "trainers with their choice, silently wrong for others (AngelSlim's takes [2, (L+1)//2, L-2])",
+        remedy=f'write the layers of the training into "{LAYER_IDS}" at the top level (number of layers applied)'
+        + (", and into eagle_config as SGLang counts" if look.runtime == "sglang" else ""),
+    )
 
 
 @rule("layer-ids", "the ids are whole numbers, ascending, different, and the target has them", versions=("eagle3",))
@@ -68,9 +98,18 @@ def layer_count(look: Look) -> Iterator[Found]:
         yield Found(
             severity="breaks",
             evidence=f"fc.weight takes {taken} states of {wide}",
-            effect=f"{look.name} makes an fc for {_made(look)}, whatever the ids: loading raises on the shape",
+            effect=f"{'vLLM' if look.runtime == 'speculators' else look.name} makes an fc for {_made(look)}, whatever the ids at "
+            "the top: loading raises on the shape",
             remedy="train a head that looks at three layers"
-            + (f', or write "num_aux_hidden_states": {taken}' if look.runtime == "vllm" else ""),
+            if look.runtime == "reference"
+            else f'write "num_aux_hidden_states": {taken}{" into transformer_layer_config" if look.head.speculators else ""}',
+        )
+    elif taken == 1 and look.runtime == "sglang":
+        yield Found(
+            severity="silently wrong",
+            evidence=f"fc.weight takes one state of {wide}",
+            effect="SGLang passes over fc where the states are as wide as the head: the layer gets what fc should have changed",
+            remedy="serve it with vLLM (eagle export HEAD OUT --to vllm), or train a head that looks at two layers or more",
         )
 
 
@@ -81,7 +120,7 @@ def layer_convention(look: Look) -> Iterator[Found]:
         return
     target = look.target
     family, layers = ("llama", 0) if target is None else (target.model_type, target.num_layers)
-    default = None if target is None else default_layers(target.num_layers)
+    default = _default(look)
     read = None if nested is None else sglang_applied(nested, family, layers)
     if top is not None and read is not None and read != top and look.runtime != "reference":
         yield Found(
@@ -118,6 +157,15 @@ def layer_convention(look: Look) -> Iterator[Found]:
         )
 
 
+def _default(look: Look) -> list[int] | None:
+    """The layers that the runtime captures without ids; None: not known without a target."""
+    if look.target is None:
+        return None
+    if look.runtime == "sglang":
+        return sglang_default(look.target.model_type, look.target.num_layers)
+    return published_layers(look.target.num_layers)
+
+
 def _given(look: Look) -> dict[str, Any]:
     """The ids where they may stand, the top level first."""
     nested = look.head.config.get("eagle_config")
@@ -139,12 +187,17 @@ def _used(look: Look) -> list[int] | None:
 
 
 def _made(look: Look) -> int:
-    """How many states the runtime makes fc for."""
-    named = look.head.config.get("num_aux_hidden_states")
-    if look.runtime in ("vllm", "sglang") and type(named) is int:
+    """How many states the runtime makes fc for, as far as it is vLLM's and SGLang's Llama head (LOW_MID_HIGH: by default)."""
+    if look.runtime == "reference":
+        return LOW_MID_HIGH
+    top, nested = _given(look).values()
+    config = look.head.layer if look.head.speculators else look.head.config
+    named = config.get("num_aux_hidden_states")
+    if type(named) is int:
         return named
-    nested = list(_given(look).values())[1]
-    return len(nested) if look.runtime == "vllm" and _whole(nested) else LOW_MID_HIGH
+    if look.head.speculators:  # vLLM flattens it: no eagle_config is left; its qwen3 head counts the ids
+        return len(top) if _whole(top) and config.get("model_type") == "qwen3" else LOW_MID_HIGH
+    return len(nested) if _whole(nested) else LOW_MID_HIGH
 
 
 def _sglang(layers: list[int], look: Look) -> str:

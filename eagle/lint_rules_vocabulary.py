@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from eagle.lint_rules import Found, Look, rule
+from eagle.vocab import doubt_of_d2t
 
 _MAKE = "write both from the list of draft tokens: d2t[i] = target id - i, t2d[target id] = true"
 
@@ -111,12 +112,30 @@ def d2t_dtype(look: Look) -> Iterator[Found]:
 @rule("d2t-zero", "d2t was filled", versions=("eagle3",))
 def d2t_zero(look: Look) -> Iterator[Found]:
     d2t, size = look.head.d2t, look.head.vocab_size
-    if d2t is not None and d2t.numel() and not bool(d2t.any()) and size is not None and d2t.numel() < size:
+    if d2t is None or size is None or bool(d2t.any()) or not 0 < d2t.numel() < size:
+        return
+    if not _confirmed(look, _target_ids(look)):
         yield Found(
             severity="silently wrong",
             evidence=f"d2t is zero at all {d2t.numel()} draft ids",
             effect="draft id i stands for target id i: right only if the draft tokens are the first ones",
             remedy=f"{_MAKE}; a checkpoint saved before the map was filled has zeros",
+        )
+
+
+@rule("d2t-ids", "d2t holds offsets, not ids", versions=("eagle3",))
+def d2t_ids(look: Look) -> Iterator[Found]:
+    d2t, size = look.head.d2t, look.head.vocab_size
+    if d2t is None or d2t.ndim != 1 or size is None or not bool(d2t.any()) or _confirmed(look, _target_ids(look)):
+        return
+    doubt = doubt_of_d2t(d2t, size)
+    if doubt is not None:
+        known = _confirmed(look, d2t.to(torch.int64))
+        yield Found(
+            severity="silently wrong",
+            evidence=doubt + ("; as ids they are t2d's" if known else ""),
+            effect="draft id i stands for target id i + d2t[i]: if these are ids, nearly every draft is another token",
+            remedy="write d2t - arange(Vd)" if known else f"{_MAKE}; with t2d there is no doubt",
         )
 
 
@@ -221,6 +240,14 @@ def t2d(look: Look) -> Iterator[Found]:
             effect="serving follows d2t; if t2d is the right one, nearly every draft is another token",
             remedy=_MAKE,
         )
+
+
+def _confirmed(look: Look, ids_D: torch.Tensor | None) -> bool:
+    """Whether t2d is there and names exactly these tokens."""
+    t2d_V = look.head.tensors.get("t2d")
+    if t2d_V is None or t2d_V.ndim != 1 or ids_D is None or not ids_D.numel():
+        return False
+    return torch.equal(t2d_V.bool().nonzero().flatten(), ids_D.sort().values)
 
 
 def _target_ids(look: Look) -> torch.Tensor | None:

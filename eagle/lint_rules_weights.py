@@ -19,7 +19,7 @@ def required(look: Look) -> set[str]:
     version = look.head.version
     prefix = "layers.0."
     if version == "eagle3" and look.runtime != "speculators":
-        prefix = look.head.layer_prefix if look.runtime == "vllm" else "midlayer."
+        prefix = look.head.layer_prefix if look.runtime in ("vllm", "sglang") else "midlayer."
     keys = {f"{prefix}{name}.weight" for name in (*_PROJECTIONS, *_MLP, *_NORMS[version])} | {"fc.weight"}
     if version == "eagle1":
         return keys
@@ -245,7 +245,7 @@ def _expected_shapes(look: Look) -> dict[str, tuple[int, ...]]:
         return {}
     kv = head.whole("num_key_value_heads") or heads
     size = head.whole("head_dim") or hidden // heads
-    if look.runtime == "reference" and head.version == "eagle1":
+    if look.runtime == "reference":
         size = hidden // heads  # whatever config.json says
     width = hidden if head.version == "eagle1" else 2 * hidden
     expected = {

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -96,6 +98,23 @@ def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> Pr
         except UnicodeDecodeError as error:
             raise EagleError(f"chat template {chat_template} is not UTF-8 ({error}); save it as UTF-8") from error
     return tokenizer
+
+
+def eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
+    """Every id that ends an answer for one server or another, ascending: the generation config's, the model's, the tokenizer's.
+
+    Loads no weights; a target without a tokenizer or generation config has those of the rest.
+    """
+    path, whole = local_path(config), _whole_config(config)
+    _check_json(path, "generation_config.json")
+    owners: list[Any] = [whole, whole.get_text_config()]
+    with suppress(OSError):
+        owners.append(GenerationConfig.from_pretrained(path, revision=config.revision))
+    with suppress(EagleError):
+        owners.append(load_tokenizer(config))
+    found = [getattr(owner, "eos_token_id", None) for owner in owners]
+    ids = {one for told in found for one in (told if isinstance(told, (list, tuple)) else [told])}
+    return tuple(sorted(one for one in ids if type(one) is int and 0 <= one < owners[1].vocab_size))
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

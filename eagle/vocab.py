@@ -6,6 +6,7 @@ draft_id + d2t[draft_id]; `t2d` bool [V] says which target ids have a draft id.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,16 +51,30 @@ class DraftVocabulary:
         return t2d_V
 
     @classmethod
-    def most_frequent(cls, counts_V: torch.Tensor, size: int) -> "DraftVocabulary":
-        """The `size` tokens with the largest counts (int64 [V]); among equals, those never seen included, lower ids first."""
+    def most_frequent(cls, counts_V: torch.Tensor, size: int, *, always: Collection[int] = ()) -> "DraftVocabulary":
+        """The `size` tokens with the largest counts (int64 [V]); among equals, those never seen included, lower ids first.
+
+        always: ids that are among them whatever their counts, as the target's EOS ids, which end every answer.
+        """
         if not 1 <= size <= len(counts_V):
             raise EagleError(
                 f"head.draft_vocab_size is {size}, expected 1 to {len(counts_V)} (the target's vocabulary), or null for all"
             )
-        order_V = counts_V.sort(descending=True, stable=True).indices
+        if len(always) > size:
+            raise EagleError(
+                f"head.draft_vocab_size is {size}, expected at least {len(always)}: the target's EOS ids {sorted(always)} are "
+                "always drafted"
+            )
+        ranks_V = counts_V.clone()
+        ranks_V[list(always)] = counts_V.max() + 1
+        order_V = ranks_V.sort(descending=True, stable=True).indices
         chosen_D = order_V[:size].sort().values
         coverage = float(counts_V[chosen_D].sum()) / max(1.0, float(counts_V.sum()))
         return cls(target_ids_D=chosen_D, target_size=len(counts_V), coverage=coverage or 1.0)
+
+    def without(self, ids: Collection[int]) -> list[int]:
+        """Those of the target's ids that have no draft id, ascending."""
+        return sorted(set(ids) - set(self.target_ids_D.tolist()))
 
     @classmethod
     def from_tensors(
@@ -97,6 +112,21 @@ class DraftVocabulary:
                 f"(t2d has {int(t2d_V.sum())} draft tokens, d2t {draft_size})"
             )
         return vocabulary
+
+
+def doubt_of_d2t(d2t_D: torch.Tensor, target_size: int) -> str | None:
+    """Why a d2t without a t2d beside it may not hold the offsets of the draft tokens; None: it can only be those.
+
+    A map that was never filled is all zeros. A list of target ids, 0 .. D-1 among them, has different numbers everywhere;
+    offsets repeat wherever two draft tokens are neighbours in the vocabulary.
+    """
+    size = len(d2t_D)
+    if 0 < size < target_size and not bool(d2t_D.any()):
+        return f"d2t is zero at all {size} draft ids, as if never filled: right only if the draft tokens are the first ones"
+    low, high = (int(d2t_D.min()), int(d2t_D.max())) if size else (0, 0)
+    if size > 1 and low >= 0 and high < target_size and len(d2t_D.unique()) == size:
+        return f"d2t has {size} different numbers, {low} .. {high}, as a list of target ids has: offsets (id minus place) repeat"
+    return None
 
 
 class DraftTokens:

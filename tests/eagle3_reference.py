@@ -79,8 +79,8 @@ def fuse(state: dict[str, torch.Tensor], low_mid_high_TX: torch.Tensor) -> torch
     return low_mid_high_TX @ state["fc.weight"].T
 
 
-def logits(state: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-    return _rms(hidden, state["norm.weight"]) @ state["lm_head.weight"].T
+def logits(state: dict[str, torch.Tensor], hidden: torch.Tensor, *, eps: float = EPS) -> torch.Tensor:
+    return _rms(hidden, state["norm.weight"], eps) @ state["lm_head.weight"].T
 
 
 def forward(
@@ -90,8 +90,10 @@ def forward(
     *,
     theta: float = 10000.0,
     norm_before_residual: bool = False,
+    window: int | None = None,
+    eps: float = EPS,
 ) -> torch.Tensor:
-    """The recursive feature [T, H]: the layer's output before `norm`."""
+    """The recursive feature [T, H]: the layer's output before `norm`. window: position i sees i - window + 1 .. i."""
     w = {key.removeprefix("midlayer."): value for key, value in state.items()}
     head_dim = w["self_attn.q_proj.weight"].shape[0] // HEADS
     kv = w["self_attn.k_proj.weight"].shape[0] // head_dim
@@ -109,20 +111,20 @@ def forward(
     out = []
     keys, values = [], []
     for i, (feature_H, embedding_H) in enumerate(zip(features_TH, embeddings_TH, strict=True)):
-        normed_H = _rms(feature_H, w["hidden_norm.weight"])
-        x = torch.cat([_rms(embedding_H, w["input_layernorm.weight"]), normed_H])  # embedding first
+        normed_H = _rms(feature_H, w["hidden_norm.weight"], eps)
+        x = torch.cat([_rms(embedding_H, w["input_layernorm.weight"], eps), normed_H])  # embedding first
         keys.append(rope(project("k", x), i))
         values.append(project("v", x))
         query = rope(project("q", x), i)
         mixed = []
         for h in range(HEADS):
             shared = h * kv // HEADS
-            keys_Td = torch.stack([key[shared] for key in keys])
-            values_Td = torch.stack([value[shared] for value in values])
+            keys_Td = torch.stack([key[shared] for key in keys[-(window or len(keys)) :]])
+            values_Td = torch.stack([value[shared] for value in values[-(window or len(values)) :]])
             mixed.append((keys_Td @ query[h] / head_dim**0.5).softmax(0) @ values_Td)
         residual_H = normed_H if norm_before_residual else feature_H
         hidden_H = residual_H + w["self_attn.o_proj.weight"] @ torch.cat(mixed)
-        y = _rms(hidden_H, w["post_attention_layernorm.weight"])
+        y = _rms(hidden_H, w["post_attention_layernorm.weight"], eps)
         gated = functional.silu(w["mlp.gate_proj.weight"] @ y) * (w["mlp.up_proj.weight"] @ y)
         out.append(hidden_H + w["mlp.down_proj.weight"] @ gated)
     return torch.stack(out)
@@ -135,12 +137,13 @@ def draft_chain(
     embedding_VH: torch.Tensor,
     *,
     depth: int,
+    window: int | None = None,
 ) -> list[int]:
     """The greedy draft of `depth` target ids behind next_tokens_T's last: every step recomputes everything before it."""
     features_TH, tokens = fuse(state, low_mid_high_TX), list(next_tokens_T)
     drafted = []
     for _ in range(depth):
-        predicted_H = forward(state, features_TH, embedding_VH[tokens])[-1]
+        predicted_H = forward(state, features_TH, embedding_VH[tokens], window=window)[-1]
         draft_id = int(logits(state, predicted_H).argmax())
         drafted.append(draft_id + int(state["d2t"][draft_id]) if "d2t" in state else draft_id)
         features_TH = torch.cat([features_TH, predicted_H[None]])
@@ -148,5 +151,5 @@ def draft_chain(
     return drafted
 
 
-def _rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight

@@ -47,6 +47,10 @@ def sound(version: str, runtime: str, embedding_VH: torch.Tensor) -> tuple[Value
             "eagle_aux_hidden_state_layer_ids": DEFAULT_LAYERS, "transformer_layer_config": layer, "dtype": "float32",
         }, state  # fmt: skip
     values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": D, "torch_dtype": "float32"}
+    if runtime != "reference":
+        values["eagle_aux_hidden_state_layer_ids"] = DEFAULT_LAYERS
+    if runtime == "sglang":
+        values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [c - 1 for c in DEFAULT_LAYERS]}
     return values, state
 
 
@@ -139,6 +143,24 @@ def _theta_nowhere(values: Values, state: State) -> None:
     del values["rope_theta"], values["rope_parameters"]
 
 
+def _window(**keys: Any) -> Callable[[Values, State], None]:
+    return _set(sliding_window=6, **keys)
+
+
+_SEES = {"layer_types": ["sliding_attention"]}
+
+
+def _scaled(kind: str) -> Callable[[Values, State], None]:
+    return _set(
+        rope_scaling={"rope_type": kind, "factor": 2.0},
+        rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0},
+    )
+
+
+def _nested_rope(values: Values, state: State) -> None:
+    values["rope_parameters"] = {"full_attention": values["rope_parameters"]}
+
+
 def _scaled_theta(values: Values, state: State) -> None:
     values["rope_scaling"], values["rope_theta"] = {"type": "linear", "factor": 2.0}, 500000.0
     del values["rope_parameters"]
@@ -152,12 +174,35 @@ def _biased_queries(values: Values, state: State) -> None:
     }
 
 
-def _wide_heads(values: Values, state: State) -> None:
+def _one_layer(values: Values, state: State) -> None:
+    _nested([3], eagle_aux_hidden_state_layer_ids=[4])(values, state)
+    state["fc.weight"] = torch.randn(H, H)
+
+
+def _alone(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Values, State], None]:
+    """Another d2t, and no t2d that could tell."""
+
+    def spoil(values: Values, state: State) -> None:
+        state["d2t"] = change(state["d2t"])
+        del state["t2d"]
+
+    return spoil
+
+
+def _ids(values: Values, state: State) -> None:
+    state["d2t"] = state["d2t"] + torch.arange(D)
+
+
+def _wide_heads(prefix: str, width: int) -> Callable[[Values, State], None]:
     """Heads of twice the size, which config.json tells."""
-    values["head_dim"] = 2 * e3.d
-    for name, heads in (("q", e3.HEADS), ("k", e3.KV), ("v", e3.KV)):
-        state[f"layers.0.self_attn.{name}_proj.weight"] = torch.randn(heads * 2 * e3.d, H)
-    state["layers.0.self_attn.o_proj.weight"] = torch.randn(H, e3.HEADS * 2 * e3.d)
+
+    def spoil(values: Values, state: State) -> None:
+        values["head_dim"] = 2 * e3.d
+        for name, heads in (("q", e3.HEADS), ("k", e3.KV), ("v", e3.KV)):
+            state[f"{prefix}self_attn.{name}_proj.weight"] = torch.randn(heads * 2 * e3.d, width)
+        state[f"{prefix}self_attn.o_proj.weight"] = torch.randn(H, e3.HEADS * 2 * e3.d)
+
+    return spoil
 
 
 def _layer(key: str, value: Any) -> Callable[[Values, State], None]:
@@ -192,6 +237,15 @@ DEFECTS = [
         ("rope-scaling", "breaks", "reference", "eagle3", _set(rope_scaling={"rope_type": "linear", "factor": 2.0}),
          "rope-spelling"),
         ("rope-scaling", "silently wrong", "reference", "eagle1", _scaled_theta),
+        ("rope-spelling", "silently wrong", "vllm", "eagle3", _nested_rope),
+        ("rotation", "silently wrong", "vllm", "eagle3", _scaled("dynamic")),
+        ("rotation", "silently wrong", "sglang", "eagle1", _scaled("dynamic")),
+        ("rotation", "warning", "vllm", "eagle1", _set(partial_rotary_factor=0.5)),
+        ("window", "silently wrong", "sglang", "eagle3", _window(**_SEES)),
+        ("window", "silently wrong", "reference", "eagle1", _window(**_SEES)),
+        ("window", "silently wrong", "vllm", "eagle1", _window(model_type="mistral")),
+        ("window", "silently wrong", "vllm", "eagle3", _window(use_sliding_window=True)),
+        ("window", "silently wrong", "speculators", "eagle3", _layer("layer_types", ["sliding_attention"])),
         ("positions", "warning", "vllm", "eagle1", _set(max_position_embeddings=64)),
         ("config-bias", "silently wrong", "vllm", "eagle1", _set(bias=True)),
         ("layer-ids", "breaks", "vllm", "eagle3", _set(**{_IDS: [2, 4, 8]})),
@@ -201,16 +255,24 @@ DEFECTS = [
         ("layer-count", "breaks", "vllm", "eagle3", _set(**{_IDS: [1, 2, 4, 5]})),
         ("layer-count", "breaks", "vllm", "eagle3", _fused([1, 2, 4, 5])),
         ("layer-count", "breaks", "speculators", "eagle3", _fused([2, 4])),
-        ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5])),
-        ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("layer-count", "silently wrong", "sglang", "eagle3", _one_layer),
+        ("layer-convention", "silently wrong", "vllm", "eagle3", _nested([0, 3, 5], **{_IDS: None})),
+        ("layer-convention", "silently wrong", "sglang", "eagle3", _set(**{_IDS: [1, 4, 6]}, eagle_config=None)),
         ("layer-convention", "silently wrong", "sglang", "eagle3", _nested([1, 4, 6], **{_IDS: [1, 4, 6]})),
         ("layer-convention", "silently wrong", "reference", "eagle3", _set(**{_IDS: [1, 4, 6]})),
+        ("layer-ids-missing", "warning", "vllm", "eagle3", _set(**{_IDS: None})),
+        ("layer-ids-missing", "warning", "sglang", "eagle3", _set(**{_IDS: None}, eagle_config=None)),
+        ("layer-ids-missing", "warning", "speculators", "eagle3", _set(**{_IDS: None})),
         ("vocab-size", "breaks", "speculators", "eagle3", _layer("vocab_size", D), "t2d", "d2t-range", "d2t-idle"),
         ("draft-vocab-size", "breaks", "sglang", "eagle3", _set(draft_vocab_size=None)),
         ("draft-vocab-size", "breaks", "vllm", "eagle3", _set(draft_vocab_size=D - 1)),
         ("d2t-missing", "silently wrong", "vllm", "eagle3", _drop("d2t"), "t2d"),
         ("d2t-dtype", "silently wrong", "sglang", "eagle3", lambda v, s: s.update(d2t=s["d2t"].half())),
         ("d2t-zero", "silently wrong", "vllm", "eagle3", lambda v, s: s.update(d2t=torch.zeros_like(s["d2t"])), "t2d"),
+        ("d2t-zero", "silently wrong", "sglang", "eagle3", _alone(torch.zeros_like)),
+        ("d2t-ids", "silently wrong", "vllm", "eagle3", _alone(lambda d2t: torch.arange(len(d2t)))),
+        ("d2t-ids", "silently wrong", "sglang", "eagle3", _alone(lambda d2t: 2 * torch.arange(len(d2t)))),
+        ("d2t-ids", "silently wrong", "vllm", "eagle3", _ids, "t2d", "d2t-range", "d2t-duplicate"),
         ("d2t-range", "breaks", "sglang", "eagle3", _with("d2t", -1, V)),
         ("d2t-duplicate", "silently wrong", "vllm", "eagle3",
          lambda v, s: s.update(d2t=torch.cat([s["d2t"][1:2] + 1, s["d2t"][1:]])), "t2d"),
@@ -220,7 +282,7 @@ DEFECTS = [
         ("t2d", "warning", "speculators", "eagle3", lambda v, s: s.update(t2d=s["t2d"].long())),
         ("missing-keys", "silently wrong", "sglang", "eagle3", _drop("norm.weight")),
         ("missing-keys", "silently wrong", "vllm", "eagle3", _drop(_LM)),
-        ("missing-keys", "silently wrong", "sglang", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
+        ("missing-keys", "silently wrong", "reference", "eagle3", _rename("midlayer.", "layers.0."), "stray-keys"),
         ("stray-keys", "breaks", "vllm", "eagle1", _put(layers__0__input_layernorm__weight=lambda s: torch.ones(H))),
         ("stray-keys", "warning", "sglang", "eagle3", _put(midlayer__self_attn__q_norm__weight=lambda s: torch.ones(8))),
         ("stray-keys", "breaks", "vllm", "eagle1", _put(d2t=lambda s: torch.arange(4), t2d=lambda s: torch.ones(V) > 0)),
@@ -241,7 +303,8 @@ DEFECTS = [
         ("embed-tokens", "silently wrong", "vllm", "eagle3", _put(embed_tokens__weight=lambda s: torch.ones(V + 1, H))),
         ("shapes", "breaks", "sglang", "eagle3", _set(num_key_value_heads=4)),
         ("shapes", "breaks", "vllm", "eagle1", _set(head_dim=16)),
-        ("shapes", "breaks", "reference", "eagle1", _wide_heads),
+        ("shapes", "breaks", "reference", "eagle1", _wide_heads("layers.0.", H)),
+        ("shapes", "breaks", "reference", "eagle3", _wide_heads("midlayer.", 2 * H)),
         ("config-numbers", "breaks", "vllm", "eagle1", _set(intermediate_size=None)),
         ("hidden-size", "breaks", "vllm", "eagle3", _set(target_hidden_size=64), "shapes", "layer-count"),
         ("values", "silently wrong", "vllm", "eagle1", _with("fc.weight", (0, 0), float("nan"))),

@@ -17,6 +17,7 @@ from eagle.head_drafter import HeadDrafter
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
+from eagle.static_forward import StaticForward
 from eagle.target import Target
 from tests import eagle3_reference as reference
 from tests.head_drafters import eagle2_drafter
@@ -127,8 +128,11 @@ def test_the_drafter_sees_the_aux_states_of_committed_tokens_and_of_no_other(tar
         torch.testing.assert_close(seen_TX[:count], expected_TX, rtol=1e-3, atol=1e-3)
 
 
-def test_drafts_are_the_references_chain(target: Target, head: Eagle3Head) -> None:
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 12])
+def test_drafts_are_the_references_chain(target: Target, tmp_path: Path, window: int | None) -> None:
+    head = reference_head(tmp_path)
     head.bind(target.num_layers)
+    head.config.sliding_window = window
     state = reference.random_state()
     ids_T = torch.randint(3, 300, (16,), generator=torch.Generator().manual_seed(3))
     states_TX = hidden_states(target, ids_T[None])[0]
@@ -143,9 +147,48 @@ def test_drafts_are_the_references_chain(target: Target, head: Eagle3Head) -> No
         )
         seen += block
         expected = reference.draft_chain(
-            state, states_TX[:seen], ids_T[1 : seen + 1].tolist(), target.tokens.embedding_VH, depth=5
+            state, states_TX[:seen], ids_T[1 : seen + 1].tolist(), target.tokens.embedding_VH, depth=5, window=window
         )
         assert drafter.propose().tokens_BN[0].tolist() == [int(ids_T[seen]), *expected]
+
+
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+@pytest.mark.parametrize("window", [None, 2, 5, 13])
+@torch.inference_mode()
+def test_every_path_of_a_tree_sees_the_window_of_its_own_positions(
+    target: Target, tmp_path: Path, window: int | None, fixed_shapes: bool
+) -> None:
+    """Siblings share a position, and rows differ in length: a window by cache slots would cut other tokens off."""
+    head = reference_head(tmp_path)
+    head.bind(target.num_layers)
+    head.config.sliding_window = window
+    state, embedding_VH = reference.random_state(), target.tokens.embedding_VH
+    static = StaticForward(layers=1, device=torch.device("cpu"), capture="none") if fixed_shapes else None
+    drafter = HeadDrafter(head, target.tokens, DynamicTree(budget=24, top_k=3, depth=4), static=static)
+    rows = [Row(prompt_length=1, tokens=[1], sampler=RowSampler(sampling=Sampling()), max_new_tokens=9) for _ in "ab"]
+    ids_BT = torch.randint(3, 300, (2, 16), generator=torch.Generator().manual_seed(3))
+    states_BTX = hidden_states(target, ids_BT)
+    drafter.reset(rows, capacity=32)
+    drafter.observe(states_BTX[:, :9], ids_BT[:, 1:10], torch.tensor([9, 4]))
+    drafter.propose()
+    lengths = torch.tensor([9, 4]), torch.tensor([2, 3])
+    more = [(states_BTX[b, n : n + 3], ids_BT[b, n + 1 : n + 4]) for b, n in enumerate(lengths[0].tolist())]
+    drafter.observe(torch.stack([one for one, _ in more]), torch.stack([two for _, two in more]), lengths[1])
+    tree = drafter.propose()
+    for b, length in enumerate((lengths[0] + lengths[1]).tolist()):
+        for node in range(1, tree.nodes):
+            path = [node]
+            while int(tree.parents_BN[b, path[0]]) > 0:
+                path.insert(0, int(tree.parents_BN[b, path[0]]))
+            features_TH, total = reference.fuse(state, states_BTX[b, :length]), 0.0
+            tokens = ids_BT[b, 1 : length + 1].tolist()
+            for one in path:
+                out_H = reference.forward(state, features_TH, embedding_VH[tokens], window=window)[-1]
+                draft_ids = (state["d2t"] + torch.arange(reference.D)).tolist()
+                token = int(tree.tokens_BN[b, one])
+                total += float(reference.logits(state, out_H).log_softmax(-1)[draft_ids.index(token)])
+                features_TH, tokens = torch.cat([features_TH, out_H[None]]), [*tokens, token]
+            assert float(tree.log_confidence_BN[b, node]) == pytest.approx(total, abs=1e-3), path
 
 
 def test_an_lm_head_of_its_own_leaves_the_targets_rows_uncopied(target: Target, head: Eagle3Head) -> None:

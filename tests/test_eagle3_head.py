@@ -195,7 +195,6 @@ def test_a_missing_or_stray_vocabulary_is_named(tmp_path: Path) -> None:
         ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"fc.weight \(32, 96\) instead of \(32, 64\)"),
         ({"eagle_aux_hidden_state_layer_ids": "2,4,5"}, "no layer ids"),
         ({"target_hidden_size": 64}, "target_hidden_size is 64"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({"num_key_value_heads": 4}, r"k_proj.weight \(16, 64\) instead of \(32, 64\)"),
     ],
 )

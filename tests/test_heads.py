@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from eagle.attention import causal_attention
 from eagle.checkpoint import check_fits, head_hash, load_head, save_head
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
@@ -221,7 +222,7 @@ def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EagleError, match=r"no config\.json"):
         load_head(tmp_path / "empty")
     tiny_model().save_pretrained(tmp_path / "target")
-    with pytest.raises(EagleError, match=r"num_hidden_layers is 3"):
+    with pytest.raises(EagleError, match="tensors of 3 layers, an EAGLE head has 1; is this the target's own folder"):
         load_head(tmp_path / "target")
     (tmp_path / "target" / "config.json").write_text("{")
     with pytest.raises(EagleError, match="not valid JSON"):
@@ -245,7 +246,6 @@ def with_value(**values: object) -> Callable[[Path], None]:
         ("bin", "config.json", damage("[1, 2]"), "holds a list, expected an object"),
         ("bin", "config.json", damage(b'{"hidden_size": "\xff"}'), "not valid JSON .*utf-8"),
         ("bin", "config.json", with_value(hidden_size="32"), "hidden_size is '32', expected a whole number"),
-        ("bin", "config.json", with_value(num_hidden_layers="1"), "num_hidden_layers is 1"),
         ("bin", "config.json", with_value(hidden_size=-32), "hidden_size is -32, expected a whole number"),
         ("bin", "config.json", with_value(rope_parameters=[1]), "describes no head"),
         ("sharded", "model.safetensors.index.json", damage('{"weight_map": {"fc.wei'), "not valid JSON"),
@@ -282,3 +282,16 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
     write_reference(tmp_path / "ref", form="bin", embeddings=True, fc_bias=False, qkv_bias=False)
     with pytest.raises(EagleError, match="embed_tokens"):
         check_fits(load_head(tmp_path / "ref"), Target(tiny_model(seed=1)))
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 10, 11, 12])
+def test_a_windowed_prompt_is_attended_in_blocks_without_a_difference(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle.attention.WINDOW_BLOCK", 4)
+    query, key, value = (torch.randn(2, heads, 11, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    distance_TT = torch.arange(11)[:, None] - torch.arange(11)
+    seen_TT = (distance_TT >= 0) & (distance_TT < (window or 11))
+    scores = query @ key.repeat_interleave(2, dim=1).mT * 0.3
+    expected = scores.masked_fill(~seen_TT, float("-inf")).softmax(-1) @ value.repeat_interleave(2, dim=1)
+    torch.testing.assert_close(causal_attention(query, key, value, scaling=0.3, window=window), expected)

@@ -77,8 +77,8 @@ def test_a_defect_is_found_by_its_rule_alone(
 
 
 def test_every_rule_has_a_defect_that_it_finds() -> None:
-    reading = {"config-file", "weight-files", "index"}  # below
-    assert {defect.rule for defect in DEFECTS} | reading == set(rules())
+    below = {"config-file", "weight-files", "index", "target-family", "target-rope"}
+    assert {defect.rule for defect in DEFECTS} | below == set(rules())
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "\xff"])
@@ -138,6 +138,14 @@ def test_a_null_rope_theta_leaves_the_other_spelling(embedding: torch.Tensor, tm
     assert read_files(write(tmp_path / "head", values, state)).theta == 500000.0
 
 
+@pytest.mark.parametrize("runtime", ["vllm", "speculators"])
+def test_a_window_is_sound_where_the_runtime_keeps_it(runtime: str, embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", runtime, embedding)
+    layer = values.get("transformer_layer_config", values)
+    layer |= {"layer_types": ["sliding_attention"], "sliding_window": 2048, "use_sliding_window": True}
+    assert found(write(tmp_path / "head", values, state), runtime, None) == {}
+
+
 @pytest.mark.parametrize("theta", ["10000", -1.0, [1], True])
 def test_a_theta_that_is_no_base_breaks(theta: object, embedding: torch.Tensor, tmp_path: Path) -> None:
     values, state = sound("eagle3", "vllm", embedding)
@@ -179,11 +187,77 @@ def test_the_classes_that_runtimes_have_for_other_families_are_known(embedding: 
     assert found(write(tmp_path / "qwen3vl", values, state), "vllm", None) == {}
 
 
-def test_four_layers_are_right_where_vllm_is_told_their_number(embedding: torch.Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [[2, 5], [1, 2, 4, 5]])
+def test_other_numbers_of_layers_are_right_where_the_runtime_finds_them(
+    layers: list[int], embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    """vLLM counts no ids at the top level, SGLang counts those inside eagle_config, speculators' form nests the number."""
     values, state = sound("eagle3", "vllm", embedding)
-    lint_cases._fused([1, 2, 4, 5])(values, state)
-    values["num_aux_hidden_states"] = 4
+    lint_cases._fused(layers)(values, state)
+    assert found(write(tmp_path / "head", values, state), "vllm", None)["layer-count"] == "breaks"
+    values["num_aux_hidden_states"] = len(layers)
     assert found(write(tmp_path / "head", values, state), "vllm", None) == {}
+    values, state = sound("eagle3", "sglang", embedding)
+    lint_cases._fused(layers)(values, state)
+    lint_cases._nested([c - 1 for c in layers])(values, state)
+    assert found(write(tmp_path / "head", values, state), "sglang", None) == {}
+    values, state = sound("eagle3", "speculators", embedding)
+    lint_cases._fused(layers)(values, state)
+    (finding,) = lint(write(tmp_path / "head", values, state), runtime="speculators").findings
+    assert f'write "num_aux_hidden_states": {len(layers)} into transformer_layer_config' in finding.remedy
+    values["transformer_layer_config"]["num_aux_hidden_states"] = len(layers)
+    for runtime in ("speculators", "vllm"):
+        assert found(write(tmp_path / "head", values, state), runtime, None) == {}
+
+
+def test_a_target_that_the_runtime_does_not_serve_so_is_told(embedding: torch.Tensor, tmp_path: Path) -> None:
+    """Of gemma2 neither runtime's model hands out inner states; vLLM's of granite does, SGLang's does not."""
+    expected = {("gemma2", "vllm"): "breaks", ("gemma2", "sglang"): "breaks", ("granite", "sglang"): "breaks"}
+    expected |= {("olmo2", "vllm"): "warning", ("olmo2", "sglang"): "breaks", ("qwen2", "reference"): "breaks"}
+    for family in ("gemma2", "granite", "olmo2", "qwen2"):
+        model = tmp_path / family
+        save_tiny_target(model, family, num_hidden_layers=TARGET_LAYERS)
+        for runtime in ("vllm", "sglang", "reference"):
+            folder = write(tmp_path / "head", *sound("eagle3", runtime, embedding))
+            told = found(folder, runtime, TargetConfig(model=str(model))).get("target-family")
+            assert told == expected.get((family, runtime), "breaks" if runtime == "reference" else None), (
+                family,
+                runtime,
+            )
+    report = lint(folder, runtime="sglang", target=TargetConfig(model=str(tmp_path / "granite")))
+    (remedy,) = [finding.remedy for finding in report.findings if finding.rule == "target-family"]
+    assert remedy == "serve it with vLLM 0.33 (eagle export HEAD OUT --to vllm)"
+
+
+def test_a_target_whose_rope_the_reference_would_not_find_is_told(
+    rotated_otherwise: TargetConfig, embedding: torch.Tensor, tmp_path: Path
+) -> None:
+    values, state = sound("eagle3", "reference", embedding)
+    folder = write(tmp_path / "head", values, state)
+    (finding,) = lint(folder, runtime="reference", target=rotated_otherwise).findings
+    assert (finding.rule, finding.severity) == ("target-rope", "silently wrong")
+    assert finding.remedy == 'add "rope_theta": 500000.0 to the target\'s config.json'
+    model = shutil.copytree(rotated_otherwise.model, tmp_path / "spelled")
+    config = json.loads((model / "config.json").read_text()) | {"rope_theta": 500000.0}
+    (model / "config.json").write_text(json.dumps(config))
+    assert found(folder, "reference", TargetConfig(model=str(model))) == {}
+
+
+def test_a_d2t_that_t2d_confirms_is_no_doubt(embedding: torch.Tensor, tmp_path: Path) -> None:
+    """The first tokens have offset zero; every other token's offsets are all different, as ids are."""
+    values, state = sound("eagle3", "vllm", embedding)
+    for ids_D in (torch.arange(lint_cases.D), 2 * torch.arange(lint_cases.D) + 1):
+        state["d2t"], state["t2d"] = ids_D - torch.arange(lint_cases.D), torch.isin(torch.arange(lint_cases.V), ids_D)
+        assert found(write(tmp_path / "head", values, state), "vllm", None) == {}
+    state["d2t"] = ids_D  # and ids that t2d names are known for what they are
+    findings = lint(write(tmp_path / "head", values, state), runtime="vllm").findings
+    assert [finding.remedy for finding in findings if finding.rule == "d2t-ids"] == ["write d2t - arange(Vd)"]
+
+
+def test_sglang_takes_both_names_of_the_layer(embedding: torch.Tensor, tmp_path: Path) -> None:
+    values, state = sound("eagle3", "sglang", embedding)
+    lint_cases._rename("midlayer.", "layers.0.")(values, state)
+    assert found(write(tmp_path / "head", values, state), "sglang", None) == {}
 
 
 def test_a_target_whose_weights_are_damaged_is_named(

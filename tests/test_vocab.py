@@ -50,6 +50,13 @@ def test_the_most_frequent_tokens_are_chosen_and_their_share_is_noted() -> None:
     assert vocabulary.d2t.tolist() == [0, 1, 3]
     assert vocabulary.t2d.tolist() == [True, False, True, False, False, True, False]
     assert DraftVocabulary.most_frequent(torch.tensor([0, 0, 7, 0]), 3).target_ids_D.tolist() == [0, 1, 2]
+    counts_V = torch.tensor([5, 0, 7, 5, 0, 9, 1])
+    ending = DraftVocabulary.most_frequent(counts_V, 3, always=(1, 6))
+    assert (ending.target_ids_D.tolist(), ending.coverage) == ([1, 5, 6], 10 / 27)
+    assert ending.without({1, 2, 4, 6}) == [2, 4]
+    assert counts_V.tolist() == [5, 0, 7, 5, 0, 9, 1]
+    with pytest.raises(EagleError, match=r"draft_vocab_size is 1, expected at least 2: the target's EOS ids \[1, 6\]"):
+        DraftVocabulary.most_frequent(counts_V, 1, always=(6, 1))
     for size in (0, 8):
         with pytest.raises(EagleError, match=r"head\.draft_vocab_size .* expected 1 to 7"):
             DraftVocabulary.most_frequent(torch.ones(7, dtype=torch.int64), size)

@@ -183,6 +183,7 @@ def _start(
         run.require_not_past(progress.step, total, str(checkpoint))
         progress.identity = identity
         head = checkpoints.load_weights(checkpoint)
+        draft_tokens = DraftTokens(draft_tokens.full, head.vocabulary)  # whatever would be chosen today
     if accelerator.is_main_process:
         _say(f"train: {require_disk(recipe.train_dir, head, keep=config.keep_checkpoints)}")
         write_json(recipe.train_dir / "recipe.json", as_dict(recipe))

@@ -2,8 +2,9 @@
 
 B rows, T tokens, h query heads, k key heads (g = h / k query heads share one), d head size, S scores of a block. At
 unroll step n the query of index i sees the step-0 keys j <= i of its own document and its own key of every step 1 .. n.
-The explicit form is a [T, (n+1) T] mask; here the causal block (whose softmax needs T memory, not T^2) and the diagonals
-(elementwise) are computed apart and merged: with lse = log sum exp of all scores of a query,
+A head's window of W positions leaves those whose position is above i + n - W: step-0 keys j > i + n - W and own keys of
+steps m > n - W. The explicit form is a [T, (n+1) T] mask; here the causal block (whose softmax needs T memory, not T^2)
+and the diagonals (elementwise) are computed apart and merged: with lse = log sum exp of all scores of a query,
 
     out = exp(lse_block - lse) out_block + sum_n exp(score_n - lse) value_n.
 
@@ -13,6 +14,7 @@ those instead of its own (as in ring attention, arXiv 2310.01889).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -60,16 +62,18 @@ def merged_attention(
     values: Sequence[torch.Tensor],
     *,
     spans: tuple[Span, ...] | None = None,
+    window: int | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """[B, h, T, d] from the keys and values [B, k, T, d] of steps 0 .. n, differentiable in all of them.
 
-    Under autocast the products are in its dtype, everything else in float32. spans: `document_spans`.
+    Under autocast the products are in its dtype, everything else in float32. spans: `document_spans`. window: positions that a
+    query sees, its own included; documents longer than it are computed blockwise, whatever the backend.
     """
     dtype = product_dtype(query_BhTd)
     tensors = [tensor.to(dtype) for tensor in (query_BhTd, *keys, *values)]
     block = choose_block(backend, tensors[0])
-    out: torch.Tensor = _MergedAttention.apply(block, spans, *tensors)
+    out: torch.Tensor = _MergedAttention.apply(block, spans, window, *tensors)
     return out
 
 
@@ -84,15 +88,22 @@ def product_dtype(tensor: torch.Tensor) -> torch.dtype:
 class _MergedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, block: Block, spans: tuple[Span, ...] | None, query: torch.Tensor, *rest: torch.Tensor
+        ctx: Any,
+        block: Block,
+        spans: tuple[Span, ...] | None,
+        window: int | None,
+        query: torch.Tensor,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
         keys, values = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        scale = query.shape[-1] ** -0.5
+        scale, step = query.shape[-1] ** -0.5, len(keys) - 1
+        band = None if window is None else window - step
+        first = 1 if window is None else max(1, step - window + 1)  # the first diagonal within the window
         with torch.autocast(query.device.type, enabled=False):
-            out, lse = _spanwise_forward(block, spans, query, keys[0], values[0], scale)
+            out, lse = _spanwise_forward(block, spans, band, query, keys[0], values[0], scale)
             if len(keys) > 1:
-                out, lse = _merge(out, lse, query, keys[1:], values[1:], scale)
-        ctx.block, ctx.spans, ctx.scale = block, spans, scale
+                out, lse = _merge(out, lse, query, keys[first:], values[first:], scale)
+        ctx.block, ctx.spans, ctx.band, ctx.first, ctx.scale = block, spans, band, first, scale
         ctx.save_for_backward(query, *rest, out, lse)
         return out
 
@@ -103,19 +114,22 @@ class _MergedAttention(torch.autograd.Function):
         (grad,) = grads
         with torch.autocast(query.device.type, enabled=False):
             grad = grad.to(query.dtype)
-            first = _spanwise_backward(ctx.block, ctx.spans, grad, query, keys[0], values[0], out, lse, ctx.scale)
-            grad_query, grad_keys, grad_values = first[0], [first[1]], [first[2]]
+            of_block = _spanwise_backward(
+                ctx.block, ctx.spans, ctx.band, grad, query, keys[0], values[0], out, lse, ctx.scale
+            )
+            unseen = [None] * (ctx.first - 1)
+            grad_query, grad_keys, grad_values = of_block[0], [of_block[1], *unseen], [of_block[2], *unseen]
             if len(keys) > 1:
                 wide = _wide(query.dtype)
                 grad_query = grad_query.to(wide)
                 ours_BhT = (grad.to(wide) * out).sum(dim=-1)
-                for key, value in zip(keys[1:], values[1:], strict=True):
+                for key, value in zip(keys[ctx.first :], values[ctx.first :], strict=True):
                     weights_BhT = (_diagonal(query, key, ctx.scale) - lse).exp_()
                     slopes_BhT = weights_BhT * (_diagonal(grad, value, 1.0) - ours_BhT)
                     grad_query += slopes_BhT[..., None] * _shared(key, query).to(wide) * ctx.scale
                     grad_keys.append(_gather(slopes_BhT, query, like=key, scale=ctx.scale))
                     grad_values.append(_gather(weights_BhT, grad, like=value, scale=1.0))
-        return None, None, grad_query.to(query.dtype), *grad_keys, *grad_values
+        return None, None, None, grad_query.to(query.dtype), *grad_keys, *grad_values
 
 
 def _merge(
@@ -159,27 +173,38 @@ def _gather(weights_BhT: torch.Tensor, states_BhTd: torch.Tensor, *, like: torch
     return weighted.unflatten(1, (like.shape[1], -1)).sum(dim=2).to(like.dtype)
 
 
+def _within(block: Block, band: int | None, tokens: int) -> Block:
+    """The block for a span of `tokens` whose queries see their last `band` step-0 keys alone (None: all of them)."""
+    if band is None or band >= tokens:
+        return block
+    if band < 1:
+        return UNSEEN
+    return Block(partial(_blockwise_forward, band=band), partial(_blockwise_backward, band=band))
+
+
 def _spanwise_forward(
     block: Block,
     spans: tuple[Span, ...] | None,
+    band: int | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if spans is None:
-        return block.forward(query, key, value, scale)
+        return _within(block, band, query.shape[2]).forward(query, key, value, scale)
     out = torch.empty_like(query)
     lse = torch.empty(query.shape[:-1], dtype=_wide(query.dtype), device=query.device)
     for row, start, end in spans:
         at = (slice(row, row + 1), slice(None), slice(start, end))
-        out[at], lse[at] = block.forward(query[at], key[at], value[at], scale)
+        out[at], lse[at] = _within(block, band, end - start).forward(query[at], key[at], value[at], scale)
     return out, lse
 
 
 def _spanwise_backward(
     block: Block,
     spans: tuple[Span, ...] | None,
+    band: int | None,
     grad: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -189,11 +214,12 @@ def _spanwise_backward(
     scale: float,
 ) -> tuple[torch.Tensor, ...]:
     if spans is None:
-        return block.backward(grad, query, key, value, out, lse, scale)
+        return _within(block, band, query.shape[2]).backward(grad, query, key, value, out, lse, scale)
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
     for row, start, end in spans:
         at = (slice(row, row + 1), slice(None), slice(start, end))
-        parts = block.backward(grad[at], query[at], key[at], value[at], out[at], lse[at], scale)
+        whole_span = (grad[at], query[at], key[at], value[at], out[at], lse[at], scale)
+        parts = _within(block, band, end - start).backward(*whole_span)
         for whole, part in zip(gradients, parts, strict=True):
             whole[at] = part
     return gradients
@@ -223,27 +249,33 @@ def choose_block(backend: Backend, query: torch.Tensor) -> Block:
     return BLOCKWISE
 
 
-def _blocks(tokens: int) -> list[tuple[int, int]]:
-    return [(start, min(start + QUERY_BLOCK, tokens)) for start in range(0, tokens, QUERY_BLOCK)]
+def _blocks(tokens: int, band: int | None) -> list[tuple[int, int, int]]:
+    """Of each block of queries: the first key it sees, its first query, its end (of both)."""
+    blocks = [(start, min(start + QUERY_BLOCK, tokens)) for start in range(0, tokens, QUERY_BLOCK)]
+    return [(0 if band is None else max(0, start - band + 1), start, end) for start, end in blocks]
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, start: int, scale: float) -> torch.Tensor:
-    """[B, k, g, C, S] of queries start .. S-1 against keys 0 .. S-1 = key.shape[2], -inf in the future."""
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, first: int, start: int, scale: float, band: int | None
+) -> torch.Tensor:
+    """[B, k, g, C, S] of queries start .. E-1 against keys first .. E-1, S of them; -inf in the future and before the band."""
     scores = (query * scale) @ key[:, :, None].mT
-    row_C1 = torch.arange(start, key.shape[2], device=key.device)[:, None]
-    return scores.masked_fill_(torch.arange(key.shape[2], device=key.device) > row_C1, float("-inf"))
+    key_S = torch.arange(first, first + key.shape[2], device=key.device)
+    row_C1 = torch.arange(start, first + key.shape[2], device=key.device)[:, None]
+    unseen_CS = key_S > row_C1 if band is None else (key_S > row_C1) | (key_S <= row_C1 - band)
+    return scores.masked_fill_(unseen_CS, float("-inf"))
 
 
 def _blockwise_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, band: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide, key_heads = _wide(query.dtype), key.shape[1]
     outs, sums = [], []
-    for start, end in _blocks(query.shape[2]):
+    for first, start, end in _blocks(query.shape[2], band):
         part = query[:, :, start:end].unflatten(1, (key_heads, -1)).to(wide)
-        scores = _scores(part, key[:, :, :end].to(wide), start, scale)
+        scores = _scores(part, key[:, :, first:end].to(wide), first, start, scale, band)
         lse = scores.logsumexp(dim=-1)
-        outs.append((scores.sub_(lse[..., None]).exp_() @ value[:, :, None, :end].to(wide)).flatten(1, 2))
+        outs.append((scores.sub_(lse[..., None]).exp_() @ value[:, :, None, first:end].to(wide)).flatten(1, 2))
         sums.append(lse.flatten(1, 2))
     return torch.cat(outs, dim=2).to(query.dtype), torch.cat(sums, dim=2)
 
@@ -256,21 +288,23 @@ def _blockwise_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     scale: float,
+    *,
+    band: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     wide, key_heads = _wide(query.dtype), key.shape[1]
     grad_query = torch.empty_like(query)
     grad_key, grad_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
-    for start, end in _blocks(query.shape[2]):
+    for first, start, end in _blocks(query.shape[2], band):
         at = (slice(None), slice(None), slice(start, end))
         parts = (tensor[at].unflatten(1, (key_heads, -1)).to(wide) for tensor in (query, grad, out, lse))
         query_CD, grad_CD, out_CD, lse_C = parts
-        seen_key, seen_value = key[:, :, :end].to(wide), value[:, :, :end].to(wide)
-        weights = _scores(query_CD, seen_key, start, scale).sub_(lse_C[..., None]).exp_()
-        grad_value[:, :, :end] += (weights.mT @ grad_CD).sum(dim=2)
+        seen_key, seen_value = key[:, :, first:end].to(wide), value[:, :, first:end].to(wide)
+        weights = _scores(query_CD, seen_key, first, start, scale, band).sub_(lse_C[..., None]).exp_()
+        grad_value[:, :, first:end] += (weights.mT @ grad_CD).sum(dim=2)
         slopes = grad_CD @ seen_value[:, :, None].mT
         slopes.sub_((grad_CD * out_CD).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
         grad_query[at] = (slopes @ seen_key[:, :, None]).flatten(1, 2).to(query.dtype)
-        grad_key[:, :, :end] += (slopes.mT @ query_CD).sum(dim=2)
+        grad_key[:, :, first:end] += (slopes.mT @ query_CD).sum(dim=2)
     return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype)
 
 
@@ -323,6 +357,20 @@ def _cuda_backward(
     return gradients[0], gradients[1].unflatten(1, heads).sum(dim=2), gradients[2].unflatten(1, heads).sum(dim=2)
 
 
+def _unseen_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros_like(query), query.new_full(query.shape[:-1], float("-inf"), dtype=_wide(query.dtype))
+
+
+def _unseen_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+
+UNSEEN = Block(_unseen_forward, _unseen_backward)
+"""Steps beyond the window see no step-0 key."""
 BLOCKWISE = Block(_blockwise_forward, _blockwise_backward)
 FUSED_CPU = Block(_cpu_forward, _cpu_backward)
 FUSED_CUDA = Block(_cuda_forward, _cuda_backward)

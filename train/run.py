@@ -19,7 +19,7 @@ from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.kernels.dispatch import missing
-from eagle.loading import load_config
+from eagle.loading import eos_token_ids, load_config
 from eagle.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order, seeded_generator
 from eagle.train.full_state import is_spread
@@ -202,7 +202,7 @@ def _new_head(recipe: Recipe, hidden_size: int, *, draft_vocab_size: int | None)
 
 def draft_vocabulary(recipe: Recipe, source: Documents) -> DraftVocabulary | None:
     """A new head's draft vocabulary: the head.draft_vocab_size most frequent tokens of the training documents' supervised
-    positions. None: all tokens."""
+    positions, the target's EOS ids always among them. None: all tokens."""
     wanted = recipe.head.draft_vocab_size
     if wanted is None:
         return None
@@ -213,7 +213,7 @@ def draft_vocabulary(recipe: Recipe, source: Documents) -> DraftVocabulary | Non
     for number in training_documents(source, recipe.train):
         ids_T, mask_T = source.ids_and_mask(number)
         counts_V += torch.bincount(ids_T[mask_T], minlength=size)
-    return DraftVocabulary.most_frequent(counts_V, wanted)
+    return DraftVocabulary.most_frequent(counts_V, wanted, always=eos_token_ids(recipe.target))
 
 
 def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 B rows, T tokens, H hidden, X states, h query heads, k key heads, d head size. At step s index i takes (the prediction of
 step s-1 at index i, e_{i+1+s}) at RoPE position i+s and predicts f_{i+1+s}; step 0 takes what the head makes of the
 target's states. It attends to the step-0 keys j <= i, which come from true states, and to its own key of each step
-1 .. s (eagle/train/merged_attention.py). That is what a chain drafted after token i+1 computes, when its tokens are the
-document's: training-time test of EAGLE-3 (arXiv 2503.01840, section 3.1) and HASS (arXiv 2408.15766, section 3.2), which
-detaches the predictions it goes on from. One step is plain EAGLE-1 training.
+1 .. s, of both those within the head's window (eagle/train/merged_attention.py). That is what a chain drafted after
+token i+1 computes, when its tokens are the document's: training-time test of EAGLE-3 (arXiv 2503.01840, section 3.1) and
+HASS (arXiv 2408.15766, section 3.2), which detaches the predictions it goes on from. One step is plain EAGLE-1 training.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def _step(
         dtype = product_dtype(query_BhTd)
         own.extend((key_BkTd.to(dtype), value_BkTd.to(dtype)))
         keys, values = [*past[::2], own[0]], [*past[1::2], own[1]]
-        return merged_attention(query_BhTd, keys, values, spans=spans, backend=backend)
+        return merged_attention(query_BhTd, keys, values, spans=spans, window=head.window, backend=backend)
 
     predicted_BTH = head(inputs_BTH, embeddings_BTH, positions_BT=positions_BT, attend=attend)
     key, value = own

@@ -35,6 +35,8 @@ def difference(one: DraftHead, other: DraftHead, tokens: TokenLayers, *, seed: i
     }
     if names or one.version != other.version:
         raise EagleError(f"the two heads are different: {', '.join(sorted(names)) or 'versions'} in one of them alone")
+    if one.window != other.window:  # which TOKENS positions might not show
+        raise EagleError(f"the two heads are different: attention windows {one.window} and {other.window}")
     weights = max(
         float((mine[name].float() - theirs[name].float()).abs().max()) for name in mine.keys() & theirs.keys()
     )

@@ -1,11 +1,14 @@
 """A head's folder or hub id -> config.json and tensors, unchanged. Weights of any kind: safetensors, bin, sharded."""
 
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from eagle.errors import EagleError
@@ -18,6 +21,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FETCHED = ("*.json", "*.safetensors", "*.bin", "*.yaml", "*.pt")
 _IGNORED = ("rotary.inv_freq", "rotary.original_inv_freq")
 _IGNORED_ENDING = "rotary_emb.inv_freq"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def head_folder(path: str | Path, revision: str | None = None) -> Path:
@@ -43,11 +47,6 @@ def read_files(path: str | Path, *, revision: str | None = None) -> HeadFiles:
     if not file.is_file():
         raise EagleError(f"head {folder} has no config.json; expected a folder with config.json and weights")
     values = read_object(file, remedy=REMEDY)
-    layers = values.get("num_hidden_layers", 1)
-    if layers != 1:
-        raise EagleError(
-            f"{file}: num_hidden_layers is {layers}, an EAGLE head has 1; is this the target's own folder?"
-        )
     weights, state = _read_weights(folder)
     kept = {key: value for key, value in state.items() if key not in _IGNORED and not key.endswith(_IGNORED_ENDING)}
     sidecar = folder / SIDECAR
@@ -67,6 +66,7 @@ def _read_weights(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             shards = shard_names(index, remedy=REMEDY)
+            _require_one_layer(index, read_object(index, remedy=REMEDY)["weight_map"])
             return index.name, {key: value for shard in shards for key, value in _read_tensors(folder / shard).items()}
         if (folder / name).is_file():
             return name, _read_tensors(folder / name)
@@ -74,14 +74,34 @@ def _read_weights(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
 
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            return dict(load_file(file))
-        state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except BROKEN as error:
-        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {REMEDY}") from error
+    if file.suffix == ".safetensors":
+        _require_one_layer(file, _opened(file, _names))  # before a whole target is read
+        return dict(_opened(file, load_file))
+    state = _opened(file, lambda file: torch.load(file, map_location="cpu", weights_only=True))
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise EagleError(
             f"{file} holds a {type(state).__name__}, expected a dict of tensors (a module's state_dict); {REMEDY}"
         )
+    _require_one_layer(file, state)
     return dict(state)
+
+
+def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(file)
+    except BROKEN as error:
+        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {REMEDY}") from error
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def _require_one_layer(file: Path, names: Iterable[str]) -> None:
+    """Counted by the tensors: published configs carry their target's num_hidden_layers."""
+    layers = {found[1] for found in map(_LAYER.search, names) if found is not None}
+    if len(layers) > 1:
+        raise EagleError(
+            f"{file} has the tensors of {len(layers)} layers, an EAGLE head has 1; is this the target's own folder?"
+        )

@@ -18,8 +18,8 @@ VERSION_NAMES: Mapping[Version, str] = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 EAGLE_CONFIG = "eagle_config"
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-"""RoPE scalings that a head of this project computes."""
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+"""RoPE scalings that a head of this project computes. Not dynamic: as for targets (eagle/probe.py)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,12 @@ class Limits:
     norm_before_residual: bool = False
     """The residual may be the normed feature."""
     rope_types: tuple[str, ...] = ROPE_TYPES
+    sliding_window: bool = False
+    """It reads `layer_types` and `sliding_window` and keeps the head's attention window."""
     fixed_head_dim: bool = False
     """The head dim is hidden size / heads, whatever config.json says."""
-    three_layers: bool = True
-    """EAGLE-3: looks at exactly three layers; else at two or more: with one there is nothing to fuse, and no fc."""
+    min_layers: int = 1
+    """EAGLE-3: looks at so many layers or more; 2: with one there is nothing to fuse, and it makes or uses no fc."""
     embedding_layer: bool = True
     """EAGLE-3: may look at the embeddings (c = 0)."""
     default_layers: bool = False
@@ -157,40 +159,6 @@ class Format:
             if name.startswith(their):
                 return our + name.removeprefix(their)
         return name
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flag:
-    """A key of config.json that changes what a head computes, and the one value under which ours computes the same."""
-
-    path: tuple[str, ...]
-    expected: Any
-    meaning: str
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
-
-
-FLAGS = (
-    Flag(path=("hidden_act",), expected="silu", meaning="the MLP's activation"),
-    Flag(path=("num_hidden_layers",), expected=1, meaning="number of layers"),
-    Flag(path=("add_para_norm",), expected=False, meaning="norms before fc (a variant of HASS)"),
-    Flag(path=("layernorms",), expected=False, meaning="norms before fc (a variant of HASS)"),
-    Flag(path=("norm_before_fc",), expected=False, meaning="a norm before fc"),
-    Flag(path=("fc_norm",), expected=False, meaning="norms before fc"),
-    Flag(path=("norm_output",), expected=False, meaning="the recursive feature is normed"),
-    Flag(path=("parallel_drafting",), expected=False, meaning="several tokens drafted in one step"),
-    Flag(path=(EAGLE_CONFIG, "use_aux_hidden_state"), expected=True, meaning="several layers of the target are fused"),
-    Flag(path=(EAGLE_CONFIG, "use_last_layernorm"), expected=True, meaning="a norm before the LM head"),
-    Flag(path=(EAGLE_CONFIG, "use_input_layernorm_in_first_layer"), expected=True, meaning="the embedding's norm"),
-    Flag(path=(EAGLE_CONFIG, "use_mtp_layernorm"), expected=False, meaning="norms of multi-token prediction"),
-    Flag(path=(EAGLE_CONFIG, "parallel_draft_step"), expected=1, meaning="tokens drafted in one step"),
-    Flag(path=(EAGLE_CONFIG, "norm_before_fc"), expected=False, meaning="a norm before fc"),
-    Flag(path=(EAGLE_CONFIG, "eh_proj_before_attn"), expected=False, meaning="a projection before the attention"),
-    Flag(path=(EAGLE_CONFIG, "return_hidden_post_norm"), expected=False, meaning="the recursive feature is normed"),
-    Flag(path=("quantization_config",), expected=None, meaning="quantised weights"),
-)
 
 
 def lookup(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:

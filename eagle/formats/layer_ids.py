@@ -1,26 +1,45 @@
 """EAGLE-3's layer ids between conventions. c = layers applied (hidden_states index); v = what SGLang reads.
 
-SGLang adds one to the ids of eagle_config, with exceptions by the target's family (its models'
-`set_eagle3_layers_to_capture`). With no ids it takes the published c = [2, L//2, L-3].
+SGLang 0.5.23 makes c of eagle_config's v by the target's family (its models' `set_eagle3_layers_to_capture`), and captures its
+own choice where there are no ids. Families are model_types of a target's text config.
 """
 
 from collections.abc import Sequence
 
 from eagle.errors import EagleError
 
-SGLANG_ADDS_ONE = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "minimax_m2")
-"""Families (model_type of the target) for which c = v + 1."""
-SGLANG_EXCEPTIONS = ("deepseek_v2", "deepseek_v3", "gpt_oss")
-"""deepseek: c = v unless v[0] == 1; gpt_oss: c = v where the largest v is the number of layers."""
+SGLANG_ADDS_ONE = (
+    *("apertus", "bailing_moe", "exaone_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text"),
+    *("gemma4_unified", "glm4_moe", "internlm3", "iquestcoder", "llama", "llama4", "llama4_text"),
+    *("longcat_flash", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mistral", "phi3", "qwen2"),
+    *("qwen2_moe", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "sarvam_moe"),
+)
+"""c = v + 1: also taken for families that are not listed."""
+SGLANG_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+"""c = v, but v + 1 where the first v is 1."""
+SGLANG_LIKE_GPT_OSS = ("gpt_oss",)
+"""c = v + 1, but v where the largest v is the number of layers."""
+SGLANG_DEFAULT_PLUS_ONE = ("minimax_m3_vl_text",)
+"""Without ids it captures the published c plus one."""
+
+
+def published_layers(num_layers: int) -> list[int]:
+    """The published choice of c, which every runtime takes where it finds no ids."""
+    return [2, num_layers // 2, num_layers - 3]
+
+
+def sglang_default(model_type: str, num_layers: int) -> list[int]:
+    """The c that SGLang captures without ids, for a target of this family."""
+    return [c + (model_type in SGLANG_DEFAULT_PLUS_ONE) for c in published_layers(num_layers)]
 
 
 def sglang_applied(ids: Sequence[int], model_type: str, num_layers: int) -> list[int]:
     """The c that SGLang makes of eagle_config's ids v, for a target of this family."""
-    if model_type in ("deepseek_v2", "deepseek_v3"):
-        return [v + 1 for v in ids] if ids[0] == 1 else list(ids)
-    if model_type == "gpt_oss" and max(ids) == num_layers:
-        return list(ids)
-    return [v + 1 for v in ids]
+    as_they_are = (model_type in SGLANG_LIKE_DEEPSEEK and ids[0] != 1) or (
+        model_type in SGLANG_LIKE_GPT_OSS and max(ids) == num_layers
+    )
+    return list(ids) if as_they_are else [v + 1 for v in ids]
 
 
 def sglang_ids(layers: Sequence[int], model_type: str, num_layers: int) -> list[int]:
@@ -33,8 +52,3 @@ def sglang_ids(layers: Sequence[int], model_type: str, num_layers: int) -> list[
         f"target of {num_layers} layers (it reads ids as layers before, 0 being the first); train a head with other "
         "head.aux_layers, or export it --to vllm"
     )
-
-
-def sglang_rule_is_known(model_type: str) -> bool:
-    """False: SGLang's rule for this family is taken to be the common one, c = v + 1."""
-    return model_type in (*SGLANG_ADDS_ONE, *SGLANG_EXCEPTIONS)

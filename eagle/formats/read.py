@@ -15,14 +15,16 @@ from transformers import LlamaConfig
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.formats.files import REMEDY, read_files
-from eagle.formats.format import FLAGS, SIDECAR, VERSION_NAMES, Format, HeadFiles, Version, lookup
+from eagle.formats.format import SIDECAR, VERSION_NAMES, Format, HeadFiles, Version, lookup
+from eagle.formats.keys import check_keys
 from eagle.formats.layer_ids import sglang_applied
 from eagle.formats.own import OWN
 from eagle.formats.registry import detect
-from eagle.formats.rope import read_rope
+from eagle.formats.rope import check_rotation, read_rope
+from eagle.formats.window import FULL, SLIDING, read_window
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.reading import BROKEN, reason
-from eagle.vocab import DraftVocabulary
+from eagle.vocab import DraftVocabulary, doubt_of_d2t
 
 CARRIED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors of the target that a file may carry: taken out, to be compared with the target's. (EAGLE-3 owns its lm_head.)"""
@@ -62,6 +64,8 @@ class ReadHead:
     carried: dict[str, torch.Tensor]
     """Of CARRIED, what the file held."""
     files: HeadFiles
+    unknown: tuple[str, ...]
+    """Keys of config.json, with their values, of which nothing is known here; among the assumptions too."""
 
 
 def read_head(
@@ -87,13 +91,17 @@ def read_head(
     carried = {name: state.pop(name) for name in CARRIED[: 1 if version == "eagle3" else 2] if name in state}
     _drop_zero_biases(state, found, version, notes)
     try:
+        unknown, told = check_keys(files.values, found, own=_own_keys() if found is OWN else frozenset())
+        notes += told
         values = dict(files.values) if found.flatten is None else found.flatten(dict(files.values))
         if found is OWN and overrides not in (None, Overrides()):
             raise EagleError(
                 "it is a folder of this project, which tells all settings: --rope-theta and --norm-before-residual have no "
                 "effect; leave them out"
             )
-        if found is not OWN:
+        if found is OWN:
+            _check_own(values)
+        else:
             values = _settings(values, state, found, version, target, overrides, notes)
             _restore(values, state, files, version, notes)
         sglang_ids = values.pop("sglang_ids", None)
@@ -105,9 +113,16 @@ def read_head(
     except BROKEN as error:
         raise EagleError(f"{file} describes no head ({reason(error)}); mend that value, or {REMEDY}") from error
     _load(head, state, found, version, path)
+    notes += [f"config.json says {key}: unknown here, taken to change nothing that it computes" for key in unknown]
     notes += found.doubts
     return ReadHead(
-        head=head.eval(), format=found, evidence=evidence, assumptions=tuple(notes), carried=carried, files=files
+        head=head.eval(),
+        format=found,
+        evidence=evidence,
+        assumptions=tuple(notes),
+        carried=carried,
+        files=files,
+        unknown=unknown,
     )
 
 
@@ -121,24 +136,24 @@ def _settings(
     notes: list[str],
 ) -> dict[str, Any]:
     """Another project's config.json as our config's values; what was assumed goes into notes."""
-    for flag in FLAGS:
-        value = lookup(values, flag.path)
-        if value is not None and value != flag.expected:
-            raise EagleError(
-                f"{flag.key} is {value!r} ({flag.meaning}): heads here compute as with {flag.expected!r} alone, so this one "
-                "cannot be imported"
-            )
     for key in ("hidden_size", "num_attention_heads", "vocab_size"):
         if type(values.get(key)) is not int or values[key] < 1:
             raise EagleError(f"{key} is {values.get(key)!r}, expected a whole number of at least 1; {REMEDY}")
     asked = overrides or Overrides()
     out = {key: values[key] for key in _FIELDS if values.get(key) is not None}
-    out["rope_parameters"], where = read_rope(values, default_theta=format.rope_theta, asked=asked.rope_theta)
+    if values.get("num_hidden_layers") not in (None, 1):
+        notes.append(f"config.json says num_hidden_layers {values['num_hidden_layers']!r}, the tensors decide: 1 layer")
+    out["sliding_window"], told = read_window(values)
+    notes += [] if told is None else [told]
+    layer = FULL if out["sliding_window"] is None else SLIDING
+    out["rope_parameters"], where = read_rope(
+        values, default_theta=format.rope_theta, layer=layer, asked=asked.rope_theta
+    )
     fixed = format.scaled_rope_theta
     if fixed is not None and asked.rope_theta is None and out["rope_parameters"]["rope_type"] != "default":
-        told = out["rope_parameters"]["rope_theta"]
+        theta = out["rope_parameters"]["rope_theta"]
         where = f"{format.title} rotates so wherever there is a scaling" + (
-            "" if told == fixed else f"; config.json says {told:g}"
+            "" if theta == fixed else f"; config.json says {theta:g}"
         )
         out["rope_parameters"]["rope_theta"] = fixed
     notes.append(f"RoPE theta {out['rope_parameters']['rope_theta']:g} ({where})" + _scaling(out["rope_parameters"]))
@@ -155,10 +170,16 @@ def _settings(
             raise EagleError("--norm-before-residual is of EAGLE-3 heads, this is an EAGLE-1/2 one; leave it out")
         out.pop("norm_before_residual", None)
         out.pop("draft_vocab_size", None)
-        told = values.get("bias")
-        if format.name == "reference" and isinstance(told, bool) and told != ("fc.bias" in state):
-            notes.append(f"config.json says bias {str(told).lower()}, the tensors decide: fc.bias is {_there(state)}")
+        bias = values.get("bias")
+        if format.name == "reference" and isinstance(bias, bool) and bias != ("fc.bias" in state):
+            notes.append(f"config.json says bias {str(bias).lower()}, the tensors decide: fc.bias is {_there(state)}")
     if "d2t" in state and version == "eagle3" and format.derives_t2d and "t2d" not in state:
+        doubt = doubt_of_d2t(state["d2t"].flatten(), int(out["vocab_size"]))
+        if doubt is not None:
+            raise EagleError(
+                f"{doubt}, and the file has no t2d to tell; write d2t[i] = target id - i, and beside it t2d (bool, "
+                f"{out['vocab_size']} long, true at the draft tokens' ids), or {REMEDY}"
+            )
         state["t2d"] = _derived_t2d(state["d2t"], int(out["vocab_size"]))
         notes.append("t2d is not in the file: derived from d2t")
     if out.get("draft_vocab_size") == out.get("vocab_size") and "d2t" not in state:
@@ -166,6 +187,19 @@ def _settings(
     size = out.get("draft_vocab_size")
     notes.append(f"draft vocabulary: {'all ' + str(out.get('vocab_size')) if size is None else size} tokens")
     return out
+
+
+def _own_keys() -> frozenset[str]:
+    """What `save_pretrained` writes of our configs with this version of transformers."""
+    return frozenset({**EagleHeadConfig().to_dict(), **Eagle3HeadConfig().to_dict()})
+
+
+def _check_own(values: Mapping[str, Any]) -> None:
+    """Raises EagleError for what a changed folder of ours may say and heads here do not compute."""
+    check_rotation(values.get("rope_parameters") or {})
+    window = values.get("sliding_window")
+    if window is not None and (type(window) is not int or window < 1):
+        raise EagleError(f"sliding_window is {window!r}, expected a whole number of at least 1, or null for no window")
 
 
 def _restore(

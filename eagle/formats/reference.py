@@ -2,7 +2,7 @@
 
 EAGLE-1's `bias` key is fc's (absent: true, in its code; what the file holds counts here). RoPE is `rope_theta`, else 10000,
 whatever the target does; with a scaling it is always 10000, and a scaling of other keys than `type` and `factor` raises: none is
-written. EAGLE-1's head dim is hidden size / heads. Biases are fixed: q/k/v's by EAGLE-1's `qkv_bias` alone, none in the MLP.
+written. The head dim is hidden size / heads. Biases are fixed: q/k/v's by EAGLE-1's `qkv_bias` alone, none in the MLP.
 What its code has no parameter for is passed over without a word (strict=False).
 """
 
@@ -32,6 +32,8 @@ REFERENCE = Format(
             rope_types=_ROPE,
             fixed_head_dim=True,
         ),
-        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", rope_types=_ROPE, default_layers=True),
+        "eagle3": Limits(
+            architecture="LlamaForCausalLMEagle3", rope_types=_ROPE, fixed_head_dim=True, default_layers=True
+        ),
     },
 )

@@ -2,6 +2,9 @@
 
 import json
 import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from eagle.eagle3_head import Eagle3Head
 from eagle.formats.format import Format, Version
@@ -21,10 +24,12 @@ def serve_command(
     tokens: int,
     hot_tokens: bool = False,
     uploaded: bool = False,
+    unspelled_rope: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """The shell command (for the reference, two lines of Python).
+    """The shell command (for the reference, a few lines of Python).
 
     tokens: drafted per step. hot_tokens: the folder holds SGLang's map of draft tokens. uploaded: the folder is a hub repository.
+    unspelled_rope: as TargetFacts.unspelled_rope.
     """
     method = format.limits[version].method
     if format.name in ("vllm", "speculators"):
@@ -43,8 +48,13 @@ def serve_command(
         fetch = _shell("hf download", folder, OPTIONS, "--local-dir", ".") + "\n" if uploaded else ""
         return fetch + _shell("trtllm-serve", target, "--backend", "pytorch", "--extra_llm_api_options", options)
     third = ", use_eagle3=True" if version == "eagle3" else ", use_eagle3=False"
+    first = (
+        "# The target's config.json lacks keys that this code reads (transformers 5 saves rope_parameters alone): it would\n"
+        f"# rotate with its defaults, without a word. Add to it first: {json.dumps(dict(unspelled_rope))[1:-1]}\n"
+    )
     return (
-        "from eagle.model.ea_model import EaModel  # of the reference, not of this package\n"
+        (first if unspelled_rope else "")
+        + "from eagle.model.ea_model import EaModel  # of the reference, not of this package\n"
         f"model = EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={folder!r}{third})"
     )
 

@@ -2,7 +2,8 @@
 
 EAGLE-1's fc always has a bias parameter: zeros are written. A head with q/k/v biases is written for its Qwen2 class. A reduced
 vocabulary of an EAGLE-1 head goes into HOT_TOKENS, which `--speculative-token-map` reads (FR-Spec). Layer ids are read inside
-`eagle_config` alone.
+`eagle_config` alone; fc is made for `num_aux_hidden_states` layers, else for as many as those ids, else for three, and passed
+over where the states are as wide as the head (one layer).
 """
 
 from eagle.formats.format import Format, HeadFiles, Limits
@@ -32,6 +33,6 @@ SGLANG = Format(
             fc_bias="always",
             attention_bias="qkv",
         ),
-        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", method="EAGLE3"),
+        "eagle3": Limits(architecture="LlamaForCausalLMEagle3", method="EAGLE3", min_layers=2),
     },
 )

@@ -2,7 +2,9 @@
 
 Its configs leave out what equals the defaults of the layer's own class. `norm_before_residual` has no safe default (class
 False, its CLI True, vLLM assumes True): it is always written, and asked for where a file lacks it. The older "eagle" models
-(EAGLE-1, `fusion_fc`, `transformer.*`) are read, not written: vLLM loads eagle3 ones only.
+(EAGLE-1, `fusion_fc`, `transformer.*`) are read, not written: vLLM loads eagle3 ones only. speculators makes fc for as many
+layers as it finds ids; vLLM keeps of the flattened config what the layer's config holds, so that is where its
+`num_aux_hidden_states` stands.
 """
 
 from typing import Any
@@ -11,8 +13,8 @@ from transformers import AutoConfig
 
 from eagle.errors import EagleError
 from eagle.formats.format import TOP_IDS, Format, HeadFiles, Limits
+from eagle.formats.keys import LAYER_CONFIG
 
-LAYER_CONFIG = "transformer_layer_config"
 MODEL_TYPE = "speculators_model_type"
 VERSION = "0.9.0"
 """Of the library, whose format is written."""
@@ -40,11 +42,13 @@ def _flatten(values: dict[str, Any]) -> dict[str, Any]:
     # What the layer's class has by default, where the file says nothing; RoPE is normalised by the reader.
     rope = ("rope_theta", "rope_scaling", "rope_parameters")
     plain = {key: value for key, value in told.items() if key not in rope}
+    types = told.get("layer_types")
+    plain["num_hidden_layers"] = len(types) if isinstance(types, list) else 1
     filled = AutoConfig.for_model(family, **plain).to_dict()
     for key in rope:
         filled.pop(key, None)
     filled |= {key: told[key] for key in rope if key in told}
-    filled["num_hidden_layers"] = told.get("num_hidden_layers", 1)
+    filled |= {"num_hidden_layers": told.get("num_hidden_layers"), "model_type": family}
     return {**filled, **{key: values[key] for key in _BESIDE if key in values}}
 
 
@@ -67,6 +71,7 @@ SPECULATORS = Format(
             method="eagle3",
             attention_bias="qkvo",
             mlp_bias=True,
+            sliding_window=True,
             norm_before_residual=True,
             embed_tokens=True,
         )

@@ -13,11 +13,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle.config import TargetConfig
 from eagle.formats.format import SIDECAR
-from eagle.loading import DTYPES, load_architecture, load_config, load_model
+from eagle.formats.rope import write_rope
+from eagle.loading import DTYPES, load_architecture, load_config, load_model, local_path
 from eagle.model_card import section
 from eagle.reading import read_object
 from eagle.target import weights_hash
 from eagle.token_layers import TokenLayers
+
+TRANSFORMERS_4_THETA = {"mixtral": 1e6}
+"""RoPE base of a family's config class in transformers 4 where it is not 10000, as far as the reference has models for it."""
 
 
 def settings_as_trained(
@@ -50,6 +54,20 @@ def settings_told(settings: TargetConfig) -> dict[str, Any]:
     """What files tell of how a target was loaded, as far as it is not the default."""
     told = {"revision": settings.revision, "dtype": settings.dtype}
     return {key: value for key, value in told.items() if value not in (None, "auto")}
+
+
+def unspelled_rope(settings: TargetConfig, config: PreTrainedConfig) -> dict[str, Any]:
+    """RoPE keys that a target's config.json lacks as transformers 4 spells them, and whose defaults there are others.
+
+    transformers 5 saves `rope_parameters` alone; what reads only the older keys rotates with its defaults, without a word.
+    """
+    told, _ = PreTrainedConfig.get_config_dict(local_path(settings), revision=settings.revision)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in rope:
+        return {}
+    defaults = {"rope_theta": TRANSFORMERS_4_THETA.get(config.model_type, 10000.0), "rope_scaling": None}
+    spelled = write_rope(rope)
+    return {key: spelled[key] for key, usual in defaults.items() if key not in told and spelled[key] != usual}
 
 
 def _papers(file: Path) -> dict[str, Any]:
@@ -86,6 +104,11 @@ class TargetFacts:
         """The class that transformers makes of it; for code of its own, what its config names."""
         named = load_architecture(self.settings) or next(iter(self.config.architectures or ()), None)
         return named or type(self._model).__name__
+
+    @cached_property
+    def unspelled_rope(self) -> dict[str, Any]:
+        """As the function of that name."""
+        return unspelled_rope(self.settings, self.config)
 
     @cached_property
     def _model(self) -> PreTrainedModel:

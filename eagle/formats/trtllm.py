@@ -29,7 +29,7 @@ TRTLLM = Format(
             method="Eagle3",
             attention_bias="qkvo",
             mlp_bias=True,
-            three_layers=False,
+            min_layers=2,
             embedding_layer=False,
         )
     },

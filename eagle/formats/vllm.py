@@ -1,8 +1,8 @@
 """vLLM's plain folders: a Llama config; midlayer.* is renamed by its loader, t2d dropped, any other unknown tensor raises.
 
 EAGLE-1: `fc.bias` and `lm_head` raise. Layer ids are read from the top level (c); the key inside `eagle_config`, which one of
-its runners reads as c and the other not at all, is never written. The drafting method is told by the path's name alone, so
-the serve command names it.
+its runners reads as c and the other not at all, is never written. fc is made for `num_aux_hidden_states` layers, else for three:
+the ids at the top are not counted. The drafting method is told by the path's name alone, so the serve command names it.
 """
 
 from eagle.formats.format import Format, HeadFiles, Limits
@@ -25,12 +25,14 @@ VLLM = Format(
             method="eagle",
             attention_bias="qkv",
             mlp_bias=True,
+            sliding_window=True,
         ),
         "eagle3": Limits(
             architecture="LlamaForCausalLMEagle3",
             method="eagle3",
             attention_bias="qkvo",
             mlp_bias=True,
+            sliding_window=True,
             norm_before_residual=True,
         ),
     },

@@ -14,18 +14,22 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from eagle.eagle3_head import Eagle3Head, default_aux_layers
+from eagle.eagle3_head import LOW_MID_HIGH, Eagle3Head
 from eagle.environment import package_version
 from eagle.errors import EagleError
 from eagle.files import atomic_dir
 from eagle.formats.format import EAGLE_CONFIG, LAYER_IDS, SIDECAR, VERSION_NAMES, Format, Limits
-from eagle.formats.layer_ids import sglang_ids, sglang_rule_is_known
+from eagle.formats.keys import LAYER_CONFIG
+from eagle.formats.layer_ids import published_layers, sglang_default, sglang_ids
+from eagle.formats.reference import REFERENCE
 from eagle.formats.rope import write_rope
 from eagle.formats.serve import options_file, serve_command
 from eagle.formats.sglang import HOT_TOKENS, SGLANG
-from eagle.formats.speculators import LAYER_CONFIG, MODEL_TYPE, SPECULATORS, VERSION
+from eagle.formats.speculators import MODEL_TYPE, SPECULATORS, VERSION
 from eagle.formats.target_facts import TargetFacts, settings_told
+from eagle.formats.targets import unserved
 from eagle.formats.trtllm import OPTIONS, TRTLLM
+from eagle.formats.window import write_window
 from eagle.heads import DraftHead, EagleHead
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -85,9 +89,9 @@ def export_head(
             f"{VERSION_NAMES[head.version]} heads are not exported --to {format.name}: {format.unsupported[head.version]}"
         )
     reasons = refusals(head, limits, target)
-    nested = None
-    if isinstance(head, Eagle3Head) and format is SGLANG and not _is_default(head, target):
-        nested = sglang_ids(head.aux_layers, target.model_type, target.num_layers)
+    nested, family = None, (target.model_type, target.num_layers)
+    if isinstance(head, Eagle3Head) and format is SGLANG and list(head.aux_layers) != sglang_default(*family):
+        nested = sglang_ids(head.aux_layers, *family)
     if reasons:
         raise EagleError(f"{format.title} cannot take this head: {'; '.join(reasons)}")
     tensors = _tensors(head, format, limits, target, DTYPES[dtype])
@@ -120,6 +124,7 @@ def export_head(
             tokens=tokens,
             hot_tokens=format is SGLANG and dropped is not None,
             uploaded=uploaded,
+            unspelled_rope=target.unspelled_rope if format is REFERENCE else {},
         ),
         hot_tokens=dropped if format is SGLANG else None,
         options=options_file(head, folder=folder, tokens=tokens)
@@ -167,6 +172,11 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
     kind = config.rope_parameters["rope_type"]
     if kind not in limits.rope_types:
         found.append(f"it reads no RoPE scaling {kind}, only {', '.join(limits.rope_types)} (export it --to vllm)")
+    if head.window is not None and not limits.sliding_window:
+        found.append(
+            f"it reads no attention window from config.json, and this head's is {head.window} positions: behind longer texts it "
+            "would draft otherwise (export it --to vllm or speculators)"
+        )
     width = config.hidden_size // config.num_attention_heads
     if limits.fixed_head_dim and config.head_dim != width:
         found.append(
@@ -175,23 +185,17 @@ def refusals(head: DraftHead, limits: Limits, target: TargetFacts) -> list[str]:
     if isinstance(head, Eagle3Head):
         if head.config.norm_before_residual and not limits.norm_before_residual:
             found.append("its residual is never the normed feature (export it --to vllm or speculators)")
-        if limits.three_layers and len(head.aux_layers) != 3:
-            found.append(f"it fuses three layers of the target, this head {len(head.aux_layers)} (train with three)")
-        elif not limits.three_layers and len(head.aux_layers) < 2:
+        if len(head.aux_layers) < limits.min_layers:
             found.append("it makes an fc for two layers of the target or more, this head fuses one (train with more)")
         elif 0 in head.aux_layers and not limits.embedding_layer:
             found.append(
                 f"it cannot look at the embeddings, this head does (0 of {list(head.aux_layers)}; export it --to vllm)"
             )
-        elif limits.default_layers and not _is_default(head, target):
+        elif limits.default_layers and list(head.aux_layers) != published_layers(target.num_layers):
             found.append(
                 f"it always looks at [2, L//2, L-3], this head at {list(head.aux_layers)} (export it --to sglang or vllm)"
             )
     return found
-
-
-def _is_default(head: Eagle3Head, target: TargetFacts) -> bool:
-    return target.num_layers >= 7 and head.aux_layers == default_aux_layers(target.num_layers)
 
 
 def _is_whole(head: DraftHead) -> bool:
@@ -238,6 +242,7 @@ def _config(
         "torch_dtype": dtype,
         **{key: getattr(target.config, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         **write_rope(config.rope_parameters),
+        **write_window(head.window),
     }
     if config.attention_bias and limits.attention_bias == "qkv":
         out["qkv_bias"] = True
@@ -248,6 +253,8 @@ def _config(
     assert isinstance(head, Eagle3Head)
     out["draft_vocab_size"] = head.lm_head.out_features
     out[LAYER_IDS] = list(head.aux_layers)
+    if len(head.aux_layers) != LOW_MID_HIGH:
+        out["num_aux_hidden_states"] = len(head.aux_layers)
     if limits.norm_before_residual:
         out["norm_before_residual"] = head.config.norm_before_residual
     if nested is not None:
@@ -298,9 +305,9 @@ def _notes(head: DraftHead, format: Format, target: TargetFacts, *, dropped: boo
             f"{format.title} drafts EAGLE-1 with the target's whole LM head, the same head over all {target.vocab_size} "
             "tokens, which makes drafting dearer"
         )
-    named = isinstance(head, Eagle3Head) and format is SGLANG and not _is_default(head, target)
-    if named and not sglang_rule_is_known(target.model_type):
-        found.append(f"SGLang's rule for {target.model_type} is not known here; the common one (c - 1) was taken")
+    limit = unserved(format.name, head.version, target.model_type)
+    if limit is not None:
+        found.append(f"for {target.model_type} targets: {limit.effect}; {limit.remedy}")
     scale = 1.0
     if target.model_type in SCALED_EMBEDDINGS:
         scale = target.tokens.embedding_scale

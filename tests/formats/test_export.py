@@ -159,6 +159,37 @@ def test_layer_ids_are_written_as_each_runtime_reads_them(
     assert options["speculative_model"] == str(tmp_path / "trtllm")
 
 
+@pytest.mark.parametrize("layers", [[3, 6], [1, 3, 4, 7]])
+def test_the_number_of_layers_is_written_where_each_runtime_counts_them(
+    layers: list[int], target: TargetFacts, tmp_path: Path
+) -> None:
+    """vLLM reads num_aux_hidden_states, SGLang the ids inside eagle_config too, speculators the ids at the top."""
+    head = make_head("eagle3", target, draft=D, aux_layers=layers)
+    for to in ("vllm", "sglang", "speculators", "trtllm"):
+        values, state = exported(head, to, target, tmp_path / to)
+        assert state["fc.weight"].shape == (32, len(layers) * 32)
+        assert values.get("transformer_layer_config", values)["num_aux_hidden_states"] == len(layers)
+        assert values["eagle_aux_hidden_state_layer_ids"] == layers
+        assert ("eagle_config" in values) == (to == "sglang")
+        read = read_head(tmp_path / to, target=target).head
+        assert difference(head, read, target.tokens).logits == 0
+        assert list(read.aux_layers) == layers
+    assert "num_aux_hidden_states" not in exported(make_head("eagle3", target), "vllm", target, tmp_path / "three")[0]
+
+
+class Family(TargetFacts):
+    """A target that says it is of another family, of 47 layers."""
+
+    model_type, num_layers = "glm4_moe_lite", 47
+
+
+def test_ids_for_sglang_follow_the_targets_family_also_where_glm_counts_as_deepseek(target: TargetFacts) -> None:
+    for layers, nested in (([3, 20, 40], [3, 20, 40]), ([2, 20, 40], [1, 19, 39]), ([2, 23, 44], None)):
+        head = make_head("eagle3", target, aux_layers=layers)
+        made = export_head(head, FORMATS["sglang"], Family(target.settings), folder="F")
+        assert made.config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids") == nested
+
+
 @pytest.mark.parametrize("draft", [None, D])
 def test_eagle3_in_the_llama_dialect(draft: int | None, target: TargetFacts, tmp_path: Path) -> None:
     head = make_head("eagle3", target, draft=draft)
@@ -236,7 +267,8 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
         ("sglang", "eagle3", {"attention_bias": True}, "no q/k/v biases"),
         ("sglang", "eagle3", {"norm_before_residual": True}, "never the normed feature"),
         ("reference", "eagle3", {"aux_layers": [1, 2, 3]}, "always looks at"),
-        ("vllm", "eagle3", {"aux_layers": [1, 2]}, "fuses three layers of the target, this head 2"),
+        ("reference", "eagle3", {"aux_layers": [2, 4]}, "always looks at"),
+        ("sglang", "eagle3", {"aux_layers": [4]}, "makes an fc for two layers"),
         ("sglang", "eagle3", {"aux_layers": [0, 2, 3]}, "no layer ids that say so"),
         ("reference", "eagle3", {"mlp_bias": True}, "no biases in the MLP"),
         ("speculators", "eagle1", {}, "export it --to vllm"),
@@ -244,6 +276,7 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
         ("trtllm", "eagle3", {"aux_layers": [4]}, "makes an fc for two layers"),
         ("trtllm", "eagle3", {"aux_layers": [0, 2, 3]}, "cannot look at the embeddings"),
         ("reference", "eagle1", {"head_dim": 16}, "head dim is hidden size / heads = 8, this head's 16"),
+        ("reference", "eagle3", {"head_dim": 16}, "head dim is hidden size / heads = 8, this head's 16"),
         ("reference", "eagle3", {"attention_bias": True}, "no q/k/v biases"),
         *(
             (
@@ -253,13 +286,14 @@ def test_files_that_carry_the_public_name_carry_no_other(target: TargetFacts) ->
                 f"reads no RoPE scaling {kind}, only default",
             )
             for version in ("eagle1", "eagle3")
-            for kind in ("linear", "dynamic")
+            for kind in ("linear", "yarn")
         ),
-        (
-            "reference",
-            "eagle3",
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
-            "reads no RoPE scaling yarn",
+        *(
+            (runtime, version, {"sliding_window": 6}, r"no attention window .* --to vllm or speculators")
+            for runtime, version in (
+                *(("sglang", "eagle1"), ("sglang", "eagle3"), ("reference", "eagle1"), ("reference", "eagle3")),
+                ("trtllm", "eagle3"),
+            )
         ),
     ],
 )

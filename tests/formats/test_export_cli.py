@@ -15,9 +15,12 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from eagle import export_cli
 from eagle.checkpoint import head_hash, load_head, save_head
 from eagle.cli import main
+from eagle.config import TargetConfig
+from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.export_cli import push_to_hub
 from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.loading import load_config
 from eagle.target import Target
 from tests.eval.report_case import full_result
 from tests.tiny import save_tiny_target
@@ -172,6 +175,49 @@ def test_an_export_that_reads_back_differently_leaves_nothing(
     assert main(["export", str(head), str(tmp_path / "out"), "--to", "vllm"]) == 2
     assert "read back differently (weights by 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_the_runtime_cannot_serve_so_is_told_in_the_printout_and_on_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(save_tiny_target(tmp_path / "target", "gemma2", num_hidden_layers=8))
+    save_head(Eagle3Head(Eagle3HeadConfig.for_target(load_config(TargetConfig(model=model)))), tmp_path / "head")
+    for to, told in (("vllm", "does not support EAGLE3 interface"), ("sglang", "no set_eagle3_layers_to_capture")):
+        assert main(["export", str(tmp_path / "head"), str(tmp_path / to), "--to", to, "--target", model]) == 0
+        for text in (capsys.readouterr().out, (tmp_path / to / "README.md").read_text().split("## Limits")[1]):
+            assert "for gemma2 targets: " in text
+            assert told in text
+            assert "eagle generate" in text
+    other = str(save_tiny_target(tmp_path / "llama", num_hidden_layers=8))
+    assert main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--to", "vllm", "--target", other]) == 0
+    assert "targets: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spelled", "rope", "told"),
+    [
+        ({}, {"rope_type": "default", "rope_theta": 5e5}, '"rope_theta": 500000.0'),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_type": "default", "rope_theta": 5e5}, None),
+        ({}, {"rope_type": "default", "rope_theta": 1e4}, None),
+        ({"rope_theta": 1e4}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, '"rope_scaling": {"factor": 2.0,'),
+    ],
+)  # fmt: skip
+def test_the_references_command_names_the_rope_that_it_would_not_find(
+    spelled: dict[str, Any], rope: dict[str, Any], told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers 5 saves rope_parameters alone, the reference reads rope_theta and rope_scaling of its target's config."""
+    model = save_tiny_target(tmp_path / "target", num_hidden_layers=8, rope_parameters=rope)
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | spelled))
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    config = load_config(TargetConfig(model=str(model)))
+    save_head(Eagle3Head(Eagle3HeadConfig.for_target(config, rope_parameters=plain)), tmp_path / "head")
+    for to in ("reference", "vllm"):
+        command = ["export", str(tmp_path / "head"), str(tmp_path / to), "--to", to, "--target", str(model)]
+        assert main(command) == 0
+        for text in (capsys.readouterr().out.split("serve it:")[1], (tmp_path / to / "README.md").read_text()):
+            assert (told is not None and told in text) == (told is not None and to == "reference"), (to, text)
+            assert ("Add to it first" in text) == (told is not None and to == "reference")
 
 
 class Hub:

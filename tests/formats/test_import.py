@@ -208,7 +208,7 @@ def test_layer_defaults_of_speculators_are_those_of_the_layers_class(tmp_path: P
     ("key", "value", "message"),
     [
         ("norm_before_fc", True, r"norm_before_fc is True \(a norm before fc\)"),
-        ("norm_output", True, "norm_output is True"),
+        ("norm_output", False, r"norm_output is False \(SpecForge computes the logits without .* --format vllm"),
         ("hidden_act", "gelu", "hidden_act is 'gelu'"),
         ("target_hidden_size", 64, "narrower or wider"),
         ("quantization_config", {"quant_method": "fp8"}, "quantised weights"),

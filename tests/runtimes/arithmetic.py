@@ -32,8 +32,9 @@ def attention(
     head_dim: int,
     theta: float,
     positions_T: torch.Tensor,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """w: q, k, v, o and, where there are any, q.bias ... o.bias."""
+    """w: q, k, v, o and, where there are any, q.bias ... o.bias. window: keys that a token sees, its own included."""
 
     def project(name: str, count: int) -> torch.Tensor:
         y = x_TX @ w[name].T
@@ -44,6 +45,8 @@ def attention(
     k, v = (y.repeat_interleave(heads // kv_heads, dim=1) for y in (k, v))
     scores_hTT = torch.einsum("ihd,jhd->hij", q, k) / head_dim**0.5
     ahead_TT = torch.ones(len(x_TX), len(x_TX), dtype=torch.bool).triu(1)
+    if window is not None:
+        ahead_TT = ahead_TT | (positions_T <= positions_T[:, None] - window)
     weights = scores_hTT.masked_fill(ahead_TT, float("-inf")).softmax(-1)
     mixed = torch.einsum("hij,jhd->ihd", weights, v).reshape(len(x_TX), -1)
     out = mixed @ w["o"].T

@@ -5,9 +5,9 @@
 - The command says which code runs (use_eagle3). Tensors are taken under their own names, strict=False: one without a parameter
   is passed over, a parameter that no tensor fills keeps what it was made with (NaN here, so that it shows), and a wrong shape
   raises. embed_tokens is filled from the target.
-- EAGLE-1: the head dim is hidden_size // heads, whatever head_dim says; fc has a bias unless `bias` is false; q, k and v have
-  one where qkv_bias is true; the target's LM head is used.
-- EAGLE-3: head_dim is read; no biases at all; layers [2, L//2, L-3] always; the residual is the feature as it came;
+- The head dim is hidden_size // heads, whatever head_dim says (LlamaAttention of both files), and must divide without rest.
+- EAGLE-1: fc has a bias unless `bias` is false; q, k and v have one where qkv_bias is true; the target's LM head is used.
+- EAGLE-3: no biases at all; fc takes three states; layers [2, L//2, L-3] always; the residual is the feature as it came;
   draft_vocab_size is an attribute (missing raises); d2t and t2d exist where it is not vocab_size, target id = draft id + d2t.
 """
 
@@ -26,10 +26,9 @@ def load(folder: Path, *, eagle3: bool, target_layers: int, lm_head_VH: torch.Te
         values[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
     )
     config = numbers(values, theta=_theta(values))
-    if not eagle3:
-        config["head_dim"] = H // heads
-        if config["head_dim"] * heads != H:
-            raise ValueError("hidden_size must be divisible by num_heads")
+    config["head_dim"] = H // heads
+    if config["head_dim"] * heads != H:
+        raise ValueError("hidden_size must be divisible by num_heads")
     assert values["num_hidden_layers"] == 1
     made = _shapes(values, H=H, MLP=MLP, heads=heads, kv=config["kv_heads"], d=config["head_dim"], eagle3=eagle3)
     buffers: dict[str, tuple[int, ...]] = {}

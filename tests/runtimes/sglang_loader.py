@@ -6,8 +6,10 @@
 - rope_theta and rope_scaling are read at the top level, never rope_parameters.
 - EAGLE-1: fc ALWAYS has a bias; the Qwen2 class's q/k/v always have one too, its o never.
   lm_head is passed over: the target's is used.
-- EAGLE-3: q/k/v have no bias; layer ids only inside eagle_config, plus one (Llama and most others), else [2, L//2, L-3];
-  norm_before_residual does not exist; target id = draft id + d2t; tie_word_embeddings makes the embedding the LM head.
+- EAGLE-3: `midlayer` in a name is read as `layers.0`; q/k/v have no bias; layer ids only inside eagle_config, plus one (Llama and
+  most others), else [2, L//2, L-3]; fc takes num_aux_hidden_states of them, else as many as those ids, else 3, and is passed
+  over where the states are as wide as the embeddings; norm_before_residual does not exist; target id = draft id + d2t;
+  tie_word_embeddings makes the embedding the LM head.
 """
 
 from pathlib import Path
@@ -32,7 +34,9 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
     config = numbers(values, theta=float(values.get("rope_theta", 10000)))
     H, MLP, V = values["hidden_size"], values["intermediate_size"], values["vocab_size"]
     heads, kv, d = config["heads"], config["kv_heads"], config["head_dim"]
-    width, prefix = (2 * H, "model.midlayer.") if eagle3 else (H, "model.layers.0.")
+    width, prefix = 2 * H if eagle3 else H, "model.layers.0."
+    nested = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    states = values.get("num_aux_hidden_states") or (len(nested) if nested else 3)
     made = {
         f"{prefix}self_attn.q_proj.weight": (heads * d, width),
         f"{prefix}self_attn.k_proj.weight": (kv * d, width),
@@ -42,7 +46,7 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
         f"{prefix}mlp.up_proj.weight": (MLP, H),
         f"{prefix}mlp.down_proj.weight": (H, MLP),
         f"{prefix}post_attention_layernorm.weight": (H,),
-        "model.fc.weight": (H, 3 * H if eagle3 else 2 * H),
+        "model.fc.weight": (H, states * H if eagle3 else 2 * H),
     }
     if qwen2:
         made |= {f"{prefix}self_attn.{n}_proj.bias": (c * d,) for n, c in (("q", heads), ("k", kv), ("v", kv))}
@@ -58,7 +62,8 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
         if eagle3 and "d2t" in key:
             hot_token_id = tensor + torch.arange(len(tensor))
             continue
-        own = key if key in made else f"model.{key}"
+        own = key.replace("midlayer", "layers.0") if eagle3 else key
+        own = own if own in made else f"model.{own}"
         if own not in made or (not eagle3 and "lm_head" in key):
             skipped.append(key)
             continue
@@ -93,9 +98,8 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
 
     lm_head = parameters["lm_head.weight"]
     ids_D = torch.arange(len(lm_head)) if hot_token_id is None else hot_token_id
-    nested = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     return Loaded(
-        fuse=lambda states: states @ fc.T,
+        fuse=lambda states: states if states.shape[-1] == H else states @ fc.T,
         layer=layer,
         logits=lambda h: scatter(rms(h, parameters["model.norm.weight"], eps) @ lm_head.T, ids_D, V),
         layers=[2, target_layers // 2, target_layers - 3] if nested is None else [v + 1 for v in nested],

@@ -4,8 +4,8 @@
   verifier.name_or_path; transformer_layer_config must be an object.
 - The flat config is transformer_layer_config plus draft_vocab_size, target_hidden_size, norm_before_residual (TRUE where it is
   missing), eagle_aux_hidden_state_layer_ids.
-- speculators itself has parameters named as in the file: layers.0.*, fc, norm, lm_head, embed_tokens, and buffers d2t (int64) and
-  t2d (bool); it makes no `midlayer`.
+- speculators itself has parameters named as in the file: layers.0.*, fc (of as many states as there are ids, else 3), norm,
+  lm_head, embed_tokens, and buffers d2t (int64) and t2d (bool); it makes no `midlayer`.
 """
 
 from pathlib import Path
@@ -31,6 +31,8 @@ def load(folder: Path, *, target_layers: int, lm_head_VH: torch.Tensor) -> Loade
     own = {key for key in state if not key.startswith("layers.0.")}
     assert own <= {"fc.weight", "norm.weight", "lm_head.weight", "embed_tokens.weight", "d2t", "t2d"}, own
     assert "embed_tokens.weight" in own
+    ids = values.get("eagle_aux_hidden_state_layer_ids")
+    assert state["fc.weight"].shape[1] == (len(ids) if ids else 3) * layer["hidden_size"]
     if "d2t" in own:
         assert (state["d2t"].dtype, state["t2d"].dtype) == (torch.int64, torch.bool)
         assert tuple(state["t2d"].shape) == (layer["vocab_size"],)

@@ -4,8 +4,10 @@
 - Every tensor's name gets the prefix `model.`, but lm_head's and d2t's; `midlayer.` becomes `layers.0.`; t2d is dropped; a name
   that is no parameter RAISES. EAGLE-1 has neither fc.bias nor lm_head; embed_tokens may be there, the target's is used.
 - q/k/v biases exist where the config says attention_bias (EAGLE-1: or bias; qkv_bias overrides).
-- EAGLE-3: aux layers from the top level's key, c layers applied, else [2, L//2, L-3]; norm_before_residual is read, default
-  false; draft_vocab_size defaults to vocab_size; target id = draft id + d2t.
+- EAGLE-3: aux layers from the top level's key, c layers applied, else [2, L//2, L-3]; fc takes num_aux_hidden_states of them,
+  else as many as eagle_config has ids, else 3 (the top level's are not counted); norm_before_residual is read, default false;
+  draft_vocab_size defaults to vocab_size; target id = draft id + d2t.
+- A Llama layer whose entry of layer_types is sliding_attention has the window sliding_window; without layer_types it has none.
 - Nothing checks that every parameter was filled.
 """
 
@@ -57,12 +59,16 @@ def build(
 ) -> Loaded:
     H, MLP, vocab = values["hidden_size"], values["intermediate_size"], values["vocab_size"]
     config = numbers(values, theta=theta)
+    if (values.get("layer_types") or [None])[0] == "sliding_attention":
+        config["window"] = values["sliding_window"]
     heads, kv, d = config["heads"], config["kv_heads"], config["head_dim"]
     attention_bias = bool(values.get("attention_bias"))
     width = 2 * H if eagle3 else H
     if not eagle3:
         attention_bias = attention_bias or bool(values.get("bias"))
     qkv_bias = attention_bias if eagle3 else bool(values.get("qkv_bias", attention_bias))
+    nested = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    states = values.get("num_aux_hidden_states") or (len(nested) if nested else 3)
     shapes = {
         "model.layers.0.self_attn.q_proj.weight": (heads * d, width),
         "model.layers.0.self_attn.k_proj.weight": (kv * d, width),
@@ -72,7 +78,7 @@ def build(
         "model.layers.0.mlp.up_proj.weight": (MLP, H),
         "model.layers.0.mlp.down_proj.weight": (H, MLP),
         "model.layers.0.post_attention_layernorm.weight": (H,),
-        "model.fc.weight": (H, 3 * H if eagle3 else 2 * H),
+        "model.fc.weight": (H, states * H if eagle3 else 2 * H),
         "model.embed_tokens.weight": (vocab, H),
     }
     if qkv_bias:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from eagle.errors import EagleError
@@ -14,14 +16,22 @@ BACKENDS = ("fused", "blockwise")
 
 
 def explicit(
-    query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], document_BT: torch.Tensor
+    query: torch.Tensor,
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    document_BT: torch.Tensor,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """The definition: all steps' keys side by side under a boolean mask."""
+    """The definition: all steps' keys side by side under a boolean mask; index i of step n is at position i + n."""
     tokens, groups = query.shape[2], query.shape[1] // keys[0].shape[1]
     same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
     causal_BTT = torch.ones(tokens, tokens, dtype=torch.bool).tril() & same_BTT
     own_BTT = torch.eye(tokens, dtype=torch.bool).expand_as(causal_BTT)
     mask = torch.cat([causal_BTT, *[own_BTT] * (len(keys) - 1)], dim=-1)[:, None]
+    if window is not None:
+        of_key = torch.cat([torch.arange(tokens) + step for step in range(len(keys))])
+        of_query = torch.arange(tokens)[:, None] + len(keys) - 1
+        mask = mask & (of_key > of_query - window)
     key = torch.cat(keys, dim=2).repeat_interleave(groups, dim=1)
     value = torch.cat(values, dim=2).repeat_interleave(groups, dim=1)
     scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
@@ -37,10 +47,13 @@ def case(
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def ours(tensors: list[torch.Tensor], document_BT: torch.Tensor, backend: module.Backend) -> torch.Tensor:
+def ours(
+    tensors: list[torch.Tensor], document_BT: torch.Tensor, backend: module.Backend, window: int | None = None
+) -> torch.Tensor:
     steps = len(tensors) // 2
+    keys, values = tensors[1 : 1 + steps], tensors[1 + steps :]
     spans = document_spans(document_BT)
-    return merged_attention(tensors[0], tensors[1 : 1 + steps], tensors[1 + steps :], spans=spans, backend=backend)
+    return merged_attention(tensors[0], keys, values, spans=spans, window=window, backend=backend)
 
 
 PACKED = torch.tensor([[0] * 5 + [1] + [2] * 6 + [-1], [0] * 13])
@@ -67,6 +80,26 @@ def test_outputs_and_gradients_equal_the_explicit_mask(
         strict=True,
     ):
         torch.testing.assert_close(mine, reference)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("document_BT", [ONE, PACKED], ids=["one", "packed"])
+@given(steps=st.integers(1, 6), window=st.integers(1, 15))
+@settings(max_examples=25, deadline=None)
+def test_a_window_is_one_of_positions_in_every_step(
+    backend: module.Backend, document_BT: torch.Tensor, steps: int, window: int
+) -> None:
+    """Windows narrower than the steps (no step-0 key is seen), than a block of queries, and wider than a document."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "QUERY_BLOCK", 4)
+        tensors = case(2, 4, 2, 13, 6, steps)
+        out = ours(tensors, document_BT, backend, window)
+        expected = explicit(tensors[0], tensors[1 : 1 + steps], tensors[1 + steps :], document_BT, window)
+        torch.testing.assert_close(out, expected)
+        weights = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        mine = torch.autograd.grad((out * weights).sum(), tensors, materialize_grads=True)
+        for one, other in zip(mine, torch.autograd.grad((expected * weights).sum(), tensors), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

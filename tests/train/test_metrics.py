@@ -149,6 +149,8 @@ def test_an_eagle3_head_is_judged_by_its_own_lm_head_over_its_own_features(token
 class _Oracle:
     """Predicts the true features up to depth `good` - 1 and their negatives (the least likely token) after."""
 
+    window = None
+
     def __init__(self, document: Document, good: int):
         self.features_TH, self.good = document.features_TH, good
 

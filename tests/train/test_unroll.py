@@ -46,10 +46,12 @@ def _chained(head: DraftHead, batch: Batch, row: int, document: int, start: int)
     return predictions
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 6])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_unrolled_chains_equal_chains_drafted_one_by_one(version: str, rows: str) -> None:
+def test_unrolled_chains_equal_chains_drafted_one_by_one(version: str, rows: str, window: int | None) -> None:
     head, batch = small_head(version), random_batch(ROWS[rows], states=VERSIONS[version])
+    head.config.sliding_window = window
     with torch.no_grad():
         steps = _unrolled(head, batch)
         compared = 0

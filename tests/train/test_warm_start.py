@@ -49,11 +49,12 @@ def _start(other: Any, fresh: Any, folder: Path, identity: dict[str, Any] | None
 
 
 def test_the_layer_carries_over_into_another_draft_vocabulary(tmp_path: Path) -> None:
-    other, fresh = _eagle1([3, 5, 9], intermediate_size=40), _eagle1([5, 9, 11, 200], seed=1)
+    other, fresh = _eagle1([3, 5, 9], intermediate_size=40, sliding_window=7), _eagle1([5, 9, 11, 200], seed=1)
     started = _start(other, fresh, tmp_path / "other")
     for name, weight in other.state_dict().items():
         if name not in ("d2t", "t2d"):
             assert torch.equal(started.head.state_dict()[name], weight), name
+    assert started.head.window == 7
     assert started.head.vocabulary.target_ids_D.tolist() == [5, 9, 11, 200]
     assert started.notes[0] == "draft vocabulary: 2 of 4 tokens were among its 3, 2 are new"
     everything = _start(other, _eagle1(seed=1), tmp_path / "other")
