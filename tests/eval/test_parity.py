@@ -1,6 +1,5 @@
 """Parity: the training module, the decoder and every file format agree, and a head that does not is told."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from eagle.formats.registry import EXPORTED
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.vocab import DraftVocabulary
+from tests.exact import EXACT, apart, head_in_float64, in_float64
 from tests.tiny import VOCAB, save_tiny_target
 
 DEPTH = 4
@@ -53,10 +53,6 @@ def make_head(version: str, target: Target) -> DraftHead:
     return head
 
 
-def in_float64(target: Target) -> Target:
-    return Target(copy.deepcopy(target.model).double(), target.tokenizer)
-
-
 @pytest.mark.parametrize("version", ["eagle1", "eagle3"])
 def test_all_ways_of_running_a_head_agree(
     version: str, target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -83,11 +79,10 @@ def test_all_ways_of_running_a_head_agree(
 def test_what_float32_leaves_between_training_and_decoding_is_rounding(version: str, target: Target) -> None:
     """In float64 they agree; in float32 both lie as far from that as random rounding puts them, at every depth."""
     head, ids = make_head(version, target), torch.randint(3, VOCAB, (24,)).tolist()
-    exact, exact_head = in_float64(target), copy.deepcopy(head).double()
+    exact, exact_head = in_float64(target), head_in_float64(head)
     judge = training_logits(exact_head, exact, ids, depth=DEPTH)
     assert judge.dtype == torch.float64
-    top = judge.abs().max()
-    assert (judge - decoder_logits(exact_head, exact, ids, depth=DEPTH)).abs().max() < 1e-9 * top
+    assert apart(decoder_logits(exact_head, exact, ids, depth=DEPTH), judge) < EXACT
     compared = module._Compared(DEPTH)
     ours = training_logits(head, target, ids, depth=DEPTH)
     for seed in range(2):
@@ -110,8 +105,8 @@ def test_the_decoder_is_compared_at_every_depth_not_with_itself(version: str, ta
     other[-1] = 3 if ids[-1] != 3 else 4  # drafted at the last depth behind the last root alone
     theirs = decoder_logits(head, target, other, depth=DEPTH)
     far = (ours - theirs).abs().amax(-1) / ours.abs().max()
-    assert float(far[:-1].max()) < 1e-9
-    assert float(far[-1, :-1].max()) < 1e-9
+    assert float(far[:-1].max()) < EXACT
+    assert float(far[-1, :-1].max()) < EXACT
     assert float(far[-1, -1]) > 1e-3
 
 
