@@ -25,9 +25,9 @@ from eagle.static_tree import PUBLISHED, StaticTree, read_paths
 from eagle.target import Target
 from eagle.tree import DraftTree
 from eagle.verify import Coupled
-from tests.exact import head_in_float64, in_float64
+from tests.exact import LOG_Q, head_in_float64, in_float64
 from tests.head_drafters import static_drafter
-from tests.test_drafting import LOG_Q, log_q_after
+from tests.test_drafting import log_q_after
 from tests.tiny import VOCAB, save_tiny_target, tiny_model, tiny_tokenizer
 
 SAMPLINGS: dict[str, dict[str, Any]] = {

@@ -12,13 +12,9 @@ from eagle.rows import Row
 from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from eagle.tree import DraftTree
-from tests.exact import head_in_float64, in_float64
+from tests.exact import LOG_Q, head_in_float64, in_float64
 from tests.head_drafters import eagle2_drafter
 from tests.tiny import tiny_model
-
-LOG_Q = 4e-5
-"""How far a path's log confidence may lie from the reference's where both see the same float64 logits: those of up to six
-levels are rounded to float32, 6 * 2^-24 * 50 for logits of up to 50, and so are the log-probabilities made of them."""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from eagle.formats.registry import EXPORTED
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.vocab import DraftVocabulary
-from tests.exact import EXACT, apart, head_in_float64, in_float64
+from tests.exact import TOLERANCE, head_in_float64, in_float64, same
 from tests.tiny import VOCAB, save_tiny_target
 
 DEPTH = 4
@@ -82,7 +82,7 @@ def test_what_float32_leaves_between_training_and_decoding_is_rounding(version: 
     exact, exact_head = in_float64(target), head_in_float64(head)
     judge = training_logits(exact_head, exact, ids, depth=DEPTH)
     assert judge.dtype == torch.float64
-    assert apart(decoder_logits(exact_head, exact, ids, depth=DEPTH), judge) < EXACT
+    assert same(decoder_logits(exact_head, exact, ids, depth=DEPTH), judge)
     compared = module._Compared(DEPTH)
     ours = training_logits(head, target, ids, depth=DEPTH)
     for seed in range(2):
@@ -105,8 +105,8 @@ def test_the_decoder_is_compared_at_every_depth_not_with_itself(version: str, ta
     other[-1] = 3 if ids[-1] != 3 else 4  # drafted at the last depth behind the last root alone
     theirs = decoder_logits(head, target, other, depth=DEPTH)
     far = (ours - theirs).abs().amax(-1) / ours.abs().max()
-    assert float(far[:-1].max()) < EXACT
-    assert float(far[-1, :-1].max()) < EXACT
+    assert float(far[:-1].max()) < TOLERANCE[torch.float64]
+    assert float(far[-1, :-1].max()) < TOLERANCE[torch.float64]
     assert float(far[-1, -1]) > 1e-3
 
 
