@@ -6,6 +6,7 @@ is that an unknown key is named together with the nearest known one. `read_recip
 """
 
 import dataclasses
+import datetime
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +43,18 @@ class TargetConfig:
     """cpu, cuda, cuda:1 ...; auto: cuda where there is one. Of several processes each has a GPU of its own: auto or cuda."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the checkpoint."""
+    date: str = "2024-07-26"
+    """YYYY-MM-DD: today, to chat templates that read the date (`strftime_now`), in every stage and at every time. The default is
+    the date that Llama 3's templates fall back to."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))  # a torch.dtype is one too
         check_choices(self, "target")
+        try:
+            date = datetime.date.fromisoformat(str(self.date))  # YAML makes a date of an unquoted one
+        except ValueError:
+            raise EagleError(f"target.date is {self.date!r}, expected YYYY-MM-DD") from None
+        object.__setattr__(self, "date", date.isoformat())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
