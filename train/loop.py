@@ -80,6 +80,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
+    if accelerator.is_main_process and (note := run.leak_note(source, order)):
+        say(f"train: {note}")
     for store in _stores(source):
         check_store(store, accelerator, when=recipe.train.verify_store)
     training = _start(recipe, accelerator, source, order, total, identity, objective)
