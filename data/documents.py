@@ -106,8 +106,8 @@ def require_in_vocabulary(ids_T: torch.Tensor, vocab_size: int, *, document: str
     beyond_T = (ids_T >= vocab_size).nonzero()[:, 0]
     if len(beyond_T):
         raise EagleError(
-            f"document {document!r} has token {int(ids_T[beyond_T[0]])} at place {int(beyond_T[0])}, the target has embeddings of "
-            f"{vocab_size}; prepare its data anew (`eagle data prepare RECIPE`), which names the row"
+            f"document {document!r} has token {int(ids_T[beyond_T[0]])} at place {int(beyond_T[0])}, the target has embeddings "
+            f"of {vocab_size}; prepare its data anew (`eagle data prepare RECIPE`), which names the row"
         )
 
 

@@ -149,6 +149,6 @@ class ShardBuffer:
                     token, layer = wrong_TL[0].tolist()
                     place = int(np.searchsorted(np.cumsum(shard.lengths_D), start + token, side="right"))
                     raise EagleError(
-                        f"the target's {layers[name][layer]} of document {self._ids[place]!r} are not finite; run the target in a "
-                        "dtype with more range (target.dtype bfloat16 or float32), or look at that document"
+                        f"the target's {layers[name][layer]} of document {self._ids[place]!r} are not finite; run the target in "
+                        "a dtype with more range (target.dtype bfloat16 or float32), or look at that document"
                     )
