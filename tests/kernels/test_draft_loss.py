@@ -173,12 +173,12 @@ def test_a_perfect_student_has_the_teachers_entropy_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-@pytest.mark.parametrize("shift", [0.0, 1000.0])
+@pytest.mark.parametrize("shift", [0.0, 3000.0])
 def test_no_loss_is_below_zero_and_nan_stays(backend: Any, shift: float) -> None:
     """A sure teacher and student: the entropy is 0, and rounding grows with the logits."""
-    logits_CD = torch.full((8, 40), -60.0)
-    logits_CD[torch.arange(8), torch.arange(8)] = 0.0
-    logits_CD += shift + torch.rand(8, 1, generator=torch.Generator().manual_seed(0))
+    logits_CD = torch.full((64, 40), -17.0)
+    logits_CD[:, 3] = 0.0
+    logits_CD += shift + torch.rand(64, 1, generator=torch.Generator().manual_seed(0))
     logits_CD, top_ids_CK = logits_CD.to(DEVICE), logits_CD.topk(3).indices.to(DEVICE)
     judged = soft_cross_entropy(
         student_CD=logits_CD.clone(), teacher_CD=logits_CD, top_ids_CK=top_ids_CK, top_weight=1.0, backend=backend
