@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.errors import EagleError
-from eagle.eval.answers import FORMAT
 from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
-from eagle.eval.schema import NOT_DESCRIBED, problems, results_schema
+from eagle.eval.schema import FORMAT, NOT_DESCRIBED, problems, results_schema
 from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path
 
@@ -65,7 +64,8 @@ def load_results(folder: Path) -> dict[str, Any]:
     found = result.get("format") if isinstance(result, dict) else None
     if found != FORMAT:
         raise EagleError(
-            f"{path} has format {found}, this version of eagle reads format {FORMAT}; measure again with eagle eval RECIPE"
+            f"{path} has format {found}, this version of eagle reads format {FORMAT}; run eagle eval RECIPE again (answers beside "
+            "it that this version knows are taken over)"
         )
     schema = results_schema()
     # What a later version may have added does no harm here.
@@ -223,8 +223,8 @@ def notes(body: Mapping[str, Any]) -> list[str]:
     row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
     if row["tau"] is not None:
         lines.append(
-            f"{label_of(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {number(row['tau'], 3)} (after "
-            f"trimming {number(row['tau_trimmed'], 3)}) over {row['verify_steps']} verify steps"
+            f"{label_of(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {number(row['tau'], 3)} (raw, "
+            f"before EOS and the length limit cut: {number(row['tau_raw'], 3)}) over {row['verify_steps']} verify steps"
         )
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
             if row[baseline]:
@@ -267,7 +267,7 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        f"[95% bootstrap interval, of {FEWEST} requests or more]; TTFT: time to first token; exact, by law, lossy: see the "
+        f"[95% bootstrap interval over {FEWEST} {_drawn(result)} or more]; TTFT: time to first token; exact, by law, lossy: see the "
         "definitions in summary.md"
     )
     bodies = result["settings"].values()
@@ -293,8 +293,17 @@ def ratio_text(value: Mapping[str, float] | None) -> str:
     """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None:
         return "-"
-    alone = value["samples"] < FEWEST or value["low"] == value["high"]
+    alone = value["units"] < FEWEST or value["low"] == value["high"]
     return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
+
+
+def _drawn(result: Mapping[str, Any]) -> str:
+    """What the speed-ups' intervals drew."""
+    rows = [method["overall"] for body in result["settings"].values() for method in body["methods"].values()]
+    found = {row[key]["unit"] for row in rows for key in ("speedup_hf", "speedup_plain") if row[key] is not None}
+    return (
+        "turns (as if those of one prompt were independent)" if "turn" in found else "prompts (each with all its turns)"
+    )
 
 
 def _rates(values: Sequence[float]) -> str:

@@ -84,9 +84,11 @@ def fastest(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[list[TreeSetti
         decoder: object, drafter: object, prompts: object, candidates: list[TreeSettings], **how: object
     ) -> list[Measured]:
         seen.append(list(candidates))
-        ratio = Estimate(median=1.0, low=1.0, high=1.0, pooled=1.0, samples=3)
+        ratio = Estimate(median=1.0, low=1.0, high=1.0, pooled=1.0, samples=3, units=3, unit="group")
         return [
-            Measured(tree=tree, tau=1.0, tokens_per_second=2.0 if str(tree) == wanted else 1.0, speedup=ratio)
+            Measured(
+                tree=tree, tau=1.0, tau_raw=1.0, tokens_per_second=2.0 if str(tree) == wanted else 1.0, speedup=ratio
+            )
             for tree in candidates
         ]
 
