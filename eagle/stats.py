@@ -13,7 +13,7 @@ where the walk left the tree; plain: without drafts (the prefill's token, and st
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcceptanceLength:
-    """Tokens per verification of the target, over the answers of one drafter: the one definition of tau. Sums, so parts add up."""
+    """Tokens per verification of the target, over some answers: the one definition of tau. Sums: parts add up."""
 
     committed: int = 0
     """Tokens that verifications gave to the answers: what EOS, a stop string or the length limit cut off does not count, nor
@@ -143,7 +143,7 @@ class DecodeStats:
 
     @property
     def tau_raw(self) -> float:
-        """(Accepted drafts + 1) per verify step, before EOS, stops and the length limit cut the last block: what servers count."""
+        """(Accepted drafts + 1) per verify step, before a stop cut the last block: what servers count."""
         return self.acceptance_length.raw or 0.0
 
     @property

@@ -31,8 +31,9 @@ DEFINITIONS = {
     "commit_gap_ms": "p50 and p95 over commits of the time since the commit before, undivided: how long the text stands still. "
     "A commit is what one verify step yields: one token of plain decoding, a block of drafting",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
-    f"with its 95% bootstrap interval (prompts are drawn, each with all its turns; shown for {FEWEST} prompts or more); pooled, here and in throughput and the ledger: sum "
-    "of the baseline's seconds, for as many tokens as the method's where the texts differ, / sum of the method's",
+    "with its 95% bootstrap interval (prompts are drawn, each with all its turns; shown for "
+    f"{FEWEST} prompts or more); pooled, here and in throughput and the ledger: sum of the baseline's seconds, for as many "
+    "tokens as the method's where the texts differ, / sum of the method's",
     "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
     "the head), host (the rest: sampling, walking, committing, streaming)",
     "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",

@@ -34,7 +34,7 @@ DEFINITIONS = {
     "apart, the rest from every other prompt; over the plain loop, prefills left out",
     "predicted_from_run": "the same with every part from the clocks of the fitted half",
     "measured": "of the other prompts: plain's seconds per token / the method's, behind the prefill; pooled (plain's seconds for "
-    "as many tokens as the method's / the method's seconds), and the median over requests with its 95% interval (prompts are drawn)",
+    "as many tokens as the method's / the method's seconds), and the median over requests with its 95% interval over prompts",
     "error": "predicted / measured - 1",
     "alpha_ms, beta": "T(n) = alpha + n * beta(n); alpha: intercept of the least-squares line (of relative errors) through "
     "the points",

@@ -76,8 +76,8 @@ def print_quality(result: Mapping[str, Any], out: Console | None = None) -> None
         table = Table(
             title=_headline(result, label), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
         )
-        for number, heading in enumerate(_HEADINGS):
-            table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        for column, heading in enumerate(_HEADINGS):
+            table.add_column(heading, justify="left" if column == 0 else "right", no_wrap=column == 0)
         for row in rows(body):
             table.add_row(*(cell.replace(" [", "\n[") for cell in row))
         out.print(table)

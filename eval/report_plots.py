@@ -83,7 +83,8 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
         key=f"speedup-{baseline}-{_slug(setting)}",
         title=f"Speed-up over {LABELS[baseline]} by task",
         definition=f"Median over requests of ({LABELS[baseline]}'s time per token / the method's) on the same "
-        f"request, with its 95% bootstrap interval (of {FEWEST} prompts or more, each drawn with all its turns). Right of the line: faster. "
+        f"request, with its 95% bootstrap interval (of {FEWEST} prompts or more, drawn with all their turns). "
+        "Right of the line: faster. "
         "Methods that were found not exact are left out; "
         "the column exact of the table above says what each one's text is held against.",
         drawing=forest(drawn, x=Axis.over("speed-up (ratio)", values), reference=(1.0, f"{LABELS[baseline]} = 1")),

@@ -64,8 +64,8 @@ def load_results(folder: Path) -> dict[str, Any]:
     found = result.get("format") if isinstance(result, dict) else None
     if found != FORMAT:
         raise EagleError(
-            f"{path} has format {found}, this version of eagle reads format {FORMAT}; run eagle eval RECIPE again (answers beside "
-            "it that this version knows are taken over)"
+            f"{path} has format {found}, this version of eagle reads format {FORMAT}; run eagle eval RECIPE again (it "
+            "takes over the answers beside it that it knows)"
         )
     schema = results_schema()
     # What a later version may have added does no harm here.
@@ -267,8 +267,8 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        f"[95% bootstrap interval over {FEWEST} {_drawn(result)} or more]; TTFT: time to first token; exact, by law, lossy: see the "
-        "definitions in summary.md"
+        f"[95% bootstrap interval over {_drawn(result)}, of {FEWEST} or more]; TTFT: time to first token; exact, by law, "
+        "lossy: see the definitions in summary.md"
     )
     bodies = result["settings"].values()
     taus = [body["methods"][main_method(body)]["overall"]["tau"] for body in bodies]

@@ -42,7 +42,8 @@ class ZooHead:
     tau: dict[str, float]
     """Acceptance length by sampling setting, of the results beside it; its raw form stands in `results`."""
     results: dict[str, Any]
-    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, tau_raw, over_plain. {}: none."""
+    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, tau_raw, over_plain.
+    {}: none."""
 
     @property
     def bytes(self) -> int:
