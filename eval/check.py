@@ -20,7 +20,7 @@ from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
-from eagle.eval.exactness import divergence, exactness
+from eagle.eval.exactness import divergence, exactness, kind_of, margins_of
 from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.methods import PLAIN
 from eagle.eval.prompt_set import Prompt, recipe_prompts
@@ -114,6 +114,7 @@ def _answer_all(
                         reference=plain.tokens[row],
                         versus=PLAIN,
                         sampling=setting.seeded(seeds[row]),
+                        alike=len(rows[row]),
                     )
                     answers = {PLAIN: plain, DRAFTED: drafted}
                     log.append(
@@ -150,6 +151,7 @@ def _summary(requests: Sequence[Request]) -> dict[str, Any]:
         "tokens": sum(len(one.tokens) for one in _drafted(requests)),
         "equal": counts.equal,
         "ties": counts.ties,
+        "router_ties": counts.router_ties,
         "different": counts.different,
         **AcceptanceLength.of((len(one.tokens), one.accepted) for one in _drafted(requests)).as_dict(),
         "tau_interval": drawn if counts.requests >= FEWEST else None,
@@ -190,10 +192,9 @@ def _print(result: Mapping[str, Any]) -> None:
         )
     for label, body in result["settings"].items():
         for found in body["divergences"]:
-            kind = "tie" if found["tie"] else "DIFFERENT"
             out.print(
-                f"{label}: {found['prompt']} leaves plain at token {found['index']} ({kind}): margin {found['margin']:.2g}, "
-                f"a tie below {found['tie_below']:.2g}",
+                f"{label}: {found['prompt']} leaves plain at token {found['index']} ({kind_of(found)}): {margins_of(found)}; a "
+                f"tie below {found['tie_below']:.2g}",
                 markup=False,
                 soft_wrap=True,
             )

@@ -50,7 +50,8 @@ DEFINITIONS = {
     "within one process, and tokens/s is that of one process among as many as shared the machine",
     "exact": "answers whose tokens equal plain decoding's with the same seed (plain's own row and Hugging Face's assisted "
     "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
-    "are closer than 1e-4 logits (half precision: two spacings). by law: another draw from the same distribution, as the "
+    "are closer than 1e-4 logits (half precision: two spacings); a router tie: on the way there two experts were closer than "
+    "rounding, so that another forward may take the other one. by law: another draw from the same distribution, as the "
     "rule promises and `python -m eagle.eval.chi_square` tests; lossy: another distribution",
 }
 

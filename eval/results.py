@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.errors import EagleError
+from eagle.eval.exactness import kind_of, margins_of
 from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
 from eagle.eval.schema import FORMAT, NOT_DESCRIBED, problems, results_schema
@@ -246,10 +247,9 @@ def notes(body: Mapping[str, Any]) -> list[str]:
     if body["n_alpha"]:
         lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(body['n_alpha'])}")
     for found in body["divergences"]:
-        kind = "tie" if found["tie"] else "DIFFERENT"
         lines.append(
-            f"{found['method']} leaves {found['versus']} ({kind}): {found['prompt']}, turn {found['turn']}, token "
-            f"{found['index']}, top-2 margin {found['margin']:.2g}"
+            f"{found['method']} leaves {found['versus']} ({kind_of(found)}): {found['prompt']}, turn {found['turn']}, token "
+            f"{found['index']}, {margins_of(found)}"
         )
     return lines
 
@@ -316,7 +316,8 @@ def exact_text(row: Mapping[str, Any]) -> str:
     if counts is None:
         return {"distribution": "by law", "lossy": "lossy", "none": ""}.get(row["check"], "not checked")
     text = f"{counts['equal']}/{counts['requests']}"
-    text += f" + {counts['ties']} ties" if counts["ties"] else ""
+    routers = f" ({counts['router_ties']} of routers)" if counts.get("router_ties") else ""
+    text += f" + {counts['ties']} ties{routers}" if counts["ties"] else ""
     return text + (f", {counts['different']} DIFFERENT" if counts["different"] else "")
 
 

@@ -32,7 +32,8 @@ def test_tau_times_steps_is_what_was_committed_wherever_answers_are_cut(
     if not length.steps:
         assert length.as_dict() == {"tau": None, "tau_raw": None}
         return
-    assert length.tau is not None and length.raw is not None
+    assert length.tau is not None
+    assert length.raw is not None
     assert abs(length.tau * length.steps - length.committed) < 1e-9
     assert 1 <= length.tau <= length.raw
     rows = [DecodeStats(accepted=steps, new_tokens=new, attempts_per_depth=[1]) for new, steps in answers]
