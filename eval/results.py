@@ -267,7 +267,7 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        f"[95% bootstrap interval over {_drawn(result)}, of {FEWEST} or more]; TTFT: time to first token; exact, by law, "
+        f"[95% bootstrap interval over {drawn_words(result)}, of {FEWEST} or more]; TTFT: time to first token; exact, by law, "
         "lossy: see the definitions in summary.md"
     )
     bodies = result["settings"].values()
@@ -293,11 +293,12 @@ def ratio_text(value: Mapping[str, float] | None) -> str:
     """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None:
         return "-"
-    alone = value["units"] < FEWEST or value["low"] == value["high"]
+    units = value.get("units", value["samples"])  # an older tuned.json's groups are units of their own
+    alone = units < FEWEST or value["low"] == value["high"]
     return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
 
 
-def _drawn(result: Mapping[str, Any]) -> str:
+def drawn_words(result: Mapping[str, Any]) -> str:
     """What the speed-ups' intervals drew."""
     rows = [method["overall"] for body in result["settings"].values() for method in body["methods"].values()]
     found = {row[key]["unit"] for row in rows for key in ("speedup_hf", "speedup_plain") if row[key] is not None}
