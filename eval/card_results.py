@@ -21,6 +21,7 @@ def results_section(result: Mapping[str, Any]) -> str:
         f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}"
         f"{'' if engine is None else f', engine {engine}'}; {', '.join(named)}; commit "
         f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: tokens per verification that "
-        f"reached the answers; over HF, over plain: speed-up, median of paired ratios with its 95% interval over {drawn_words(result)}."
+        "reached the answers; over HF, over plain: speed-up, median of paired ratios with its 95% interval over "
+        f"{drawn_words(result)}."
     )
     return "\n".join(lines)
