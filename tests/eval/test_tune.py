@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from eagle.checkpoint import save_head
 from eagle.cli import main
@@ -16,7 +17,7 @@ from eagle.config import DecodeConfig, Recipe, read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import make_drafter, published
 from eagle.errors import EagleError
-from eagle.eval import harness
+from eagle.eval import harness, tune_prompts
 from eagle.eval import tune as tuning
 from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.confirm import Measured
@@ -329,3 +330,16 @@ def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evalua
 def test_what_cannot_be_tuned_is_explained(folder: Path, override: str, said: str) -> None:
     with pytest.raises(EagleError, match=said):
         tuning.tune(recipe_in(folder, override))
+
+
+def test_of_a_conversation_that_became_several_documents_one_prompt_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other answers' prompts begin with the same words: an interval over them would take them for independent."""
+    documents = [("a#0", [1, 2, 9]), ("a#1", [1, 2, 3, 4, 9]), ("b", [5, 9]), ("c#0", [6, 7, 9])]
+    rows = [
+        {"id": name, "split": "validation", "input_ids": ids, "loss_mask": [False] * (len(ids) - 1) + [True]}
+        for name, ids in documents
+    ]
+    monkeypatch.setattr(tune_prompts, "load_prepared", lambda folder: (Dataset.from_list(rows), {}))
+    assert tune_prompts._held_out(read_recipe(write_recipe(tmp_path))) == [[1, 2], [5], [6, 7]]
