@@ -322,8 +322,9 @@ def _decode(training: Training, trackers: Trackers, chooser: Selection) -> None:
         {
             **_place(training),
             "decoded_tau": decoded.tau,
+            "decoded_tau_raw": decoded.length.raw,
             "estimated_tau": progress.validation.get("val_tau"),
-            "decoded_verify_steps": decoded.verify_steps,
+            "decoded_verify_steps": decoded.length.steps,
             "decoded_tokens": decoded.tokens,
             "best_tau": progress.best["tau"],
             "best_step": progress.best["step"],
