@@ -1,7 +1,8 @@
 """Continuous batching: many prompts answered by plain decoding, a new one taking the place of each that ends.
 
 B rows (slots), T prompt tokens, H hidden, V vocabulary, R rows that are sampled. One `step` is one token for every live
-row. What a row says depends on its prompt, temperature and seed only, never on its batch mates.
+row. What a row says depends on its prompt, temperature, seed and the target's own generation config only, never on its
+batch mates.
 """
 
 import hashlib
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from eagle.data.own_settings import row_sampler
 from eagle.data.shards import plan_batches
 from eagle.errors import EagleError
+from eagle.sampling import RowSampler, keep
 from eagle.target import Target
 
 WINDOW = 8
@@ -42,6 +45,18 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
     """Whether the last token ends the answer (else the length limit did)."""
+    sampler: RowSampler | None = None
+    """Processors and filters of the target's own generation config; None: it has none."""
+
+    def scores(self, logits_V: torch.Tensor) -> torch.Tensor:
+        """float32 [V]: the logits after the target's own processors, -inf where its filters drop a token."""
+        assert self.sampler is not None
+        scores_V = self.sampler.processed(logits_V.float().clone(), self.prompt.input_ids_T.tolist(), self.tokens)
+        if self.sampler.sampling.greedy:
+            return scores_V
+        return scores_V.masked_fill(
+            ~keep(self.sampler.sampling.tempered(scores_V), self.sampler.sampling), float("-inf")
+        )
 
 
 class ContinuousDecoder:
@@ -114,7 +129,13 @@ class ContinuousDecoder:
         rows = []
         for _ in slots:
             prompt = self._waiting.popleft()
-            rows.append(Row(prompt=prompt, noise=row_generator(self._seed, prompt.key)))
+            sampler = row_sampler(
+                self.target,
+                prompt=len(prompt.input_ids_T),
+                limit=self._max_new_tokens,
+                temperature=prompt.temperature,
+            )
+            rows.append(Row(prompt=prompt, noise=row_generator(self._seed, prompt.key), sampler=sampler))
         ended: list[Row] = []
         for batch_B in plan_batches(np.array([len(row.prompt.input_ids_T) for row in rows]), self._prefill_tokens):
             group = [rows[i] for i in batch_B]
@@ -170,6 +191,10 @@ def choose_tokens(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     argmax_x p(x) / E(x) with p = softmax(logits / T) and E ~ Exp(1) is a sample from p (the Gumbel-max trick). From 31
     random bits: u = (bits + 1/2) / 2^31, E = -log1p(-u): never 0, and fine-grained near 0, where races are won.
     """
+    own = [b for b, row in enumerate(rows) if row.sampler is not None]
+    if own:
+        logits_BV = logits_BV.float()
+        logits_BV[own] = torch.stack([rows[b].scores(logits_BV[b]) for b in own])
     best_B, tokens_B = logits_BV.max(dim=-1)
     if not torch.isfinite(best_B).all():
         raise EagleError("the target's logits are not finite; run it in bfloat16 or float32 (target.dtype)")

@@ -8,11 +8,14 @@ can be counted; nothing is relabelled silently.
 
 import dataclasses
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle.data.sources import Rejected, Row, read_rows, resolve
+from eagle.data import loss_flags
+from eagle.data.sources import Rejected, Row, RowError, read_rows, resolve
 from eagle.files import sha256_text
 
 Message = dict[str, Any]
@@ -49,6 +52,8 @@ class Conversation:
     """False: the last answer was cut by a length limit, so no end-of-turn token follows it."""
     tools: tuple[Any, ...] | None = None
     """Tool descriptions for the chat template."""
+    not_learnt: frozenset[int] = frozenset()
+    """Positions of the assistant's messages that the row's loss flags leave out of the loss."""
     notes: tuple[str, ...] = ()
     """Repairs made while reading."""
 
@@ -58,13 +63,22 @@ class Conversation:
         return self.messages[-1]["role"] != "assistant"
 
     @property
+    def prompt(self) -> str:
+        """The texts before the first answer, case and punctuation aside: who asks the same has the same."""
+        roles = [message["role"] for message in self.messages]
+        asked = self.messages[: roles.index("assistant") if "assistant" in roles else len(roles)]
+        text = "\n".join(message["content"] for message in asked)
+        return same_words(text) or text
+
+    @property
     def user_turns(self) -> tuple[str, ...]:
         """The texts of the user's turns."""
         return tuple(message["content"] for message in self.messages if message["role"] == "user")
 
 
-class _RowError(Exception):
-    """Carries (reason, detail) of a row that cannot be used up to `read_conversation`."""
+def same_words(text: str) -> str:
+    """The text's words alone: equal for texts that differ in case, punctuation or blanks."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def read_conversations(sources: str | Iterable[str], *, split: str = "train") -> Iterator[Conversation | Rejected]:
@@ -82,23 +96,26 @@ def read_conversation(row: Row) -> Conversation | Rejected:
     """Interprets one row."""
     try:
         return _interpret(row)
-    except _RowError as error:
+    except RowError as error:
         return Rejected(row.origin, *error.args)
+    except Exception as error:  # whatever is odd about a row, it is one row
+        return Rejected(row.origin, "cannot be read", f"{type(error).__name__}: {error!s:.80}")
 
 
 def _interpret(row: Row) -> Conversation:
     value, notes = row.value, list[str]()
     if not isinstance(value, Mapping):
-        raise _RowError("not an object", f"got {_kind(value)}, {_EXPECTED}")
+        raise RowError("not an object", f"got {_kind(value)}, {_EXPECTED}")
     _check_encodable(value, "the row")
     turns = value.get("turns")
     if turns is not None and all(value.get(key) is None for key in ("messages", "conversations")):
         if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-            raise _RowError("turns is not a list of texts", f"got {_kind(turns)}")
+            raise RowError("turns is not a list of texts", f"got {_kind(turns)}")
         messages = [{"role": "user", "content": _text(turn, notes)} for turn in turns]
         _check_texts(messages)
     else:
         messages = _tidy([_message(turn, position, notes) for position, turn in enumerate(_turns(value), 1)], notes)
+    not_learnt = frozenset([k for k, message in enumerate(messages) if message.pop("learnt", True) is False])
     source = value.get("source") or value.get("category")
     return Conversation(
         id=_identity(value, messages),
@@ -107,6 +124,7 @@ def _interpret(row: Row) -> Conversation:
         source=source if isinstance(source, str) else Path(row.origin.rsplit(":", 1)[0]).name,
         finished=value.get("finished") is not False,
         tools=_tools(value.get("tools")),
+        not_learnt=not_learnt,
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -126,7 +144,7 @@ def _check_encodable(value: Any, name: str) -> None:
                 item.encode("utf-8")
             except UnicodeEncodeError as error:
                 shown = place.encode("utf-8", "backslashreplace").decode("utf-8")
-                raise _RowError("half a surrogate pair", f"character {error.start} of {shown}") from None
+                raise RowError("half a surrogate pair", f"character {error.start} of {shown}") from None
 
 
 def _turns(value: Mapping[str, Any]) -> list[Any]:
@@ -137,16 +155,16 @@ def _turns(value: Mapping[str, Any]) -> list[Any]:
     if key is not None:
         turns = value[key]
         if not isinstance(turns, list):
-            raise _RowError(f"{key} is not a list", f"got {_kind(turns)}")
+            raise RowError(f"{key} is not a list", f"got {_kind(turns)}")
         if not turns:
-            raise _RowError("no turns", f"{key} is empty")
-        turns = list(turns)
+            raise RowError("no turns", f"{key} is empty")
     elif value.get("instruction") is not None or value.get("prompt") is not None:
         turns = _single(value)
     else:
         empty = [key for key in ("messages", "conversations") if key in value]
         detail = f"{empty[0]} is null" if empty else f"keys {', '.join(map(str, value)) or 'none'}; {_EXPECTED}"
-        raise _RowError("no turns" if empty else "no conversation in the row", detail)
+        raise RowError("no turns" if empty else "no conversation in the row", detail)
+    turns = loss_flags.spread_over(value.get("loss_mask"), turns)
     system = next((value[key] for key in _SYSTEM_KEYS if isinstance(value.get(key), str) and value[key].strip()), None)
     return [{"role": "system", "content": system}, *turns] if system is not None else turns
 
@@ -157,7 +175,7 @@ def _single(value: Mapping[str, Any]) -> list[Message]:
     context = next((value[key] for key in ("input", "context") if value.get(key)), None)
     if context is not None:
         if not isinstance(question, str) or not isinstance(context, str):
-            raise _RowError("text is not a string", f"got {_kind(question)} and {_kind(context)}")
+            raise RowError("text is not a string", f"got {_kind(question)} and {_kind(context)}")
         question = f"{question}\n\n{context}"
     turns = [{"role": "user", "content": question}]
     answer = next((value[key] for key in _ANSWER_KEYS if value.get(key) is not None), None)
@@ -166,24 +184,29 @@ def _single(value: Mapping[str, Any]) -> list[Message]:
 
 def _message(turn: Any, position: int, notes: list[str]) -> Message:
     if not isinstance(turn, Mapping):
-        raise _RowError("a turn is not an object", f"turn {position} is {_kind(turn)}")
+        raise RowError("a turn is not an object", f"turn {position} is {_kind(turn)}")
     name = turn.get("role") if turn.get("role") is not None else turn.get("from")
     if not isinstance(name, str):
-        raise _RowError("a turn has no role", f"turn {position} has keys {', '.join(map(str, turn)) or 'none'}")
+        raise RowError("a turn has no role", f"turn {position} has keys {', '.join(map(str, turn)) or 'none'}")
     content = turn.get("content") if turn.get("content") is not None else turn.get("value")
+    learnt = loss_flags.of_turn(turn, position)
+    unless_learnt = {"learnt": False} if learnt is False else {}
     if name.strip().lower() in CALL_ROLES:
-        return {"role": "assistant", "content": "", "tool_calls": [_tool_call(content, position)]}
+        return {"role": "assistant", "content": "", "tool_calls": [_tool_call(content, position)], **unless_learnt}
     role = _ROLE_OF.get(name.strip().lower())
     if role is None:
-        raise _RowError(f"unknown role {name!r}", f"turn {position}; known roles: {_KNOWN_ROLES}")
+        raise RowError(f"unknown role {name!r}", f"turn {position}; known roles: {_KNOWN_ROLES}")
     message: Message = {"role": role, "content": "" if content is None else _text(content, notes)}
+    if role != "assistant" and learnt:
+        notes.append(loss_flags.NOT_FOLLOWED)
     if role == "assistant":
+        message.update(unless_learnt)
         reasoning = next((turn[key] for key in ("reasoning_content", "thinking") if turn.get(key)), None)
         if isinstance(reasoning, str):
             message["reasoning_content"] = reasoning
         if calls := turn.get("tool_calls"):
             if not isinstance(calls, list):
-                raise _RowError("tool_calls is not a list", f"turn {position}: got {_kind(calls)}")
+                raise RowError("tool_calls is not a list", f"turn {position}: got {_kind(calls)}")
             message["tool_calls"] = list(calls)
     message.update({key: turn[key] for key in ("name", "tool_call_id") if role == "tool" and turn.get(key)})
     return message
@@ -191,7 +214,7 @@ def _message(turn: Any, position: int, notes: list[str]) -> Message:
 
 def _text(content: Any, notes: list[str]) -> str:
     """A turn's text: a string, a number, or a list of text parts."""
-    if isinstance(content, (int, float)) and not isinstance(content, bool):
+    if isinstance(content, (int, float)) and not isinstance(content, bool) and math.isfinite(content):
         notes.append("a number was taken as text")
         content = str(content)
     if isinstance(content, list):
@@ -202,11 +225,11 @@ def _text(content: Any, notes: list[str]) -> str:
             if isinstance(part, Mapping) and kind == "text":
                 text = part.get("text") if part.get("text") is not None else part.get("value")
             if not isinstance(text, str):
-                raise _RowError("content that is not text", f"a part of type {kind if kind else _kind(part)}")
+                raise RowError("content that is not text", f"a part of type {kind if kind else _kind(part)}")
             parts.append(text)
         content = "".join(parts)
     if not isinstance(content, str):
-        raise _RowError("content that is not text", f"got {_kind(content)}")
+        raise RowError("content that is not text", f"got {_kind(content)}")
     return content
 
 
@@ -215,19 +238,19 @@ def _tool_call(content: Any, position: int) -> Message:
         call = json.loads(content) if isinstance(content, str) else content
         _check_encodable(call, f"the tool call in turn {position}")  # JSON in JSON has escapes of its own
         return {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise _RowError("a tool call that is not JSON with name and arguments", f"turn {position}") from None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise RowError("a tool call that is not JSON with name and arguments", f"turn {position}") from None
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
     if isinstance(tools, str) and tools.strip():
         try:
             tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise _RowError("tools is not valid JSON", error.msg) from None
+        except (ValueError, RecursionError) as error:
+            raise RowError("tools is not valid JSON", f"{error!s:.80}") from None
         _check_encodable(tools, "tools")
     if tools and not isinstance(tools, list):
-        raise _RowError("tools is not a list", f"got {_kind(tools)}")
+        raise RowError("tools is not a list", f"got {_kind(tools)}")
     return tuple(tools) if tools else None
 
 
@@ -239,13 +262,13 @@ def _tidy(messages: list[Message], notes: list[str]) -> list[Message]:
             system.append(messages[0])
         messages = messages[1:]
     if not any(message["role"] == "user" for message in messages):
-        raise _RowError("no user turn", f"roles {', '.join(m['role'] for m in [*system, *messages]) or 'none'}")
+        raise RowError("no user turn", f"roles {', '.join(m['role'] for m in [*system, *messages]) or 'none'}")
     tidy: list[Message] = []
     for position, message in enumerate(messages, len(system) + 1):
         role, before = message["role"], tidy[-1]["role"] if tidy else None
         blank = not message["content"].strip() and not message.get("tool_calls")
         if role == "system":
-            raise _RowError("system turn inside the conversation", f"turn {position}; only the first may be one")
+            raise RowError("system turn inside the conversation", f"turn {position}; only the first may be one")
         if before is None and role == "assistant":
             notes.append("an assistant turn before the first user turn was dropped")
             continue
@@ -253,6 +276,10 @@ def _tidy(messages: list[Message], notes: list[str]) -> list[Message]:
             notes.append("cut before an empty assistant turn")
             break
         if role == before and role in ("user", "assistant") and not (tidy[-1].keys() | message.keys()) & {"tool_calls"}:
+            if message.get("learnt") != tidy[-1].get("learnt"):
+                raise RowError(
+                    "assistant turns in a row with different loss flags", f"turn {position} and the one before"
+                )
             notes.append(f"{role} turns in a row were merged")
             tidy[-1] = {**tidy[-1], **message, "content": f"{tidy[-1]['content']}\n{message['content']}"}
         else:
@@ -265,7 +292,7 @@ def _tidy(messages: list[Message], notes: list[str]) -> list[Message]:
 def _check_texts(messages: Sequence[Message]) -> None:
     for message in messages:
         if message["role"] == "user" and not message["content"].strip():
-            raise _RowError("empty user turn")
+            raise RowError("empty user turn")
 
 
 def _identity(value: Mapping[str, Any], messages: Sequence[Message]) -> str:

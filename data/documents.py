@@ -4,6 +4,7 @@ Two sources: a feature store on disk (eagle/data/store.py), and the target in me
 H hidden, A = aux layers * H.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -11,6 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
+from eagle.errors import EagleError
 from eagle.token_layers import TokenLayers
 
 
@@ -97,6 +99,30 @@ def only_layers(aux_TA: torch.Tensor, have: Sequence[int], wanted: Sequence[int]
         return aux_TA
     blocks = aux_TA.unflatten(-1, (len(have), -1))
     return blocks[..., [list(have).index(layer) for layer in wanted], :].flatten(-2)
+
+
+def require_in_vocabulary(ids_T: torch.Tensor, vocab_size: int, *, document: str) -> None:
+    """Raises EagleError for a token id that the target has no embedding of."""
+    beyond_T = (ids_T >= vocab_size).nonzero()[:, 0]
+    if len(beyond_T):
+        raise EagleError(
+            f"document {document!r} has token {int(ids_T[beyond_T[0]])} at place {int(beyond_T[0])}, the target has embeddings "
+            f"of {vocab_size}; prepare its data anew (`eagle data prepare RECIPE`), which names the row"
+        )
+
+
+def prompt_digest(ids_T: torch.Tensor, mask_T: torch.Tensor) -> bytes:
+    """Of the tokens before the first answer (int64 [T], bool [T]): equal for documents that ask the same."""
+    asked = int(mask_T.int().argmax()) if bool(mask_T.any()) else len(ids_T)
+    return hashlib.sha256(ids_T[:asked].numpy().tobytes()).digest()
+
+
+def leaked(source: Documents, *, trained_on: Sequence[int], held_out: Sequence[int]) -> int:
+    """How many of the documents `held_out` ask what one of those `trained_on` asks."""
+    if not held_out:
+        return 0
+    known = {prompt_digest(*source.ids_and_mask(number)) for number in trained_on}
+    return sum(prompt_digest(*source.ids_and_mask(number)) in known for number in held_out)
 
 
 def spread(total: int, count: int) -> list[int]:

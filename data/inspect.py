@@ -21,6 +21,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from eagle.config import Recipe
+from eagle.data.conversations import same_words
 from eagle.data.documents import spread
 from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.online import TargetDocuments
@@ -127,7 +128,7 @@ def count_samples(data: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, An
             heads.append(ids[: mask.index(True)])
         texts = tokenizer.batch_decode(heads, skip_special_tokens=True)
         for text, split, source, length in zip(texts, batch["split"], batch["source"], batch["length"], strict=True):
-            digest = _digest(" ".join(re.findall(r"\w+", text.casefold())).encode())
+            digest = _digest((same_words(text) or text).encode())
             same_prompt += any(digest in known for known in prompts.values())
             prompts[split].add(digest)
             by_source[source] += length

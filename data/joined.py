@@ -1,8 +1,8 @@
 """Several feature stores read as one: data that came later need not be extracted together with what was there.
 
 The documents of the first store come first, then those of the second, and so on; each keeps its split. A document whose
-tokens an earlier store holds is left out: it would count twice, and one that is held out there could be trained on here. All
-stores are of the same target; their dtypes may differ.
+tokens an earlier store holds is left out: it would count twice, and one that is held out there could be trained on here. So
+is one whose prompt an earlier store has on the other side. All stores are of the same target; their dtypes may differ.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagle.data.documents import Document
+from eagle.data.documents import Document, prompt_digest
 from eagle.data.identity import without_name
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
@@ -45,7 +45,10 @@ class JoinedStores:
                     "its conversations anew, or take it out of features.more_stores"
                 )
         self.aux_layers = first.aux_layers
-        self.stores, self._kept = tuple(stores), _without_repeats(stores) if kept is None else kept
+        self.stores = tuple(stores)
+        self.crossing = 0
+        """Documents left out because an earlier store has their prompt on the other side."""
+        self._kept = self._choose() if kept is None else kept
         self.lengths = np.concatenate([store.lengths[chosen] for store, chosen in zip(stores, self._kept, strict=True)])
         self._first_of = np.cumsum([0, *map(len, self._kept)])
 
@@ -76,7 +79,7 @@ class JoinedStores:
     @property
     def repeated(self) -> int:
         """Documents that an earlier store holds too."""
-        return sum(map(len, self.stores)) - len(self)
+        return sum(map(len, self.stores)) - len(self) - self.crossing
 
     def split(self, name: str) -> list[int]:
         """The numbers of the documents in split "train" or "validation", ascending."""
@@ -105,23 +108,39 @@ class JoinedStores:
         """The target's frozen embedding and LM head."""
         return self.stores[0].token_layers()
 
+    def _choose(self) -> list[np.ndarray]:
+        """Of every store, the documents that count."""
+        seen: set[bytes] = set()
+        sides: dict[str, set[bytes]] = {"train": set(), "validation": set()}
+        found = []
+        for store in self.stores:
+            held_out = set(store.split("validation"))
+            kept, prompts = [], []
+            digests: set[bytes] = set()
+            for number in range(len(store)):
+                ids_T, mask_T = store.ids_and_mask(number)
+                digest, prompt = hashlib.sha256(ids_T.numpy().tobytes()).digest(), prompt_digest(ids_T, mask_T)
+                own, other = ("validation", "train") if number in held_out else ("train", "validation")
+                digests.add(digest)
+                if digest in seen:
+                    continue
+                if prompt in sides[other]:
+                    self.crossing += 1
+                    continue
+                kept.append(number)
+                prompts.append((own, prompt))
+            for own, prompt in prompts:
+                sides[own].add(prompt)
+            seen |= digests
+            found.append(np.array(kept, dtype=np.int64))
+        return found
+
     def _place(self, number: int) -> tuple[FeatureStore, int]:
         """The store that holds a document, and its number there."""
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")
         place = int(np.searchsorted(self._first_of, number, side="right")) - 1
         return self.stores[place], int(self._kept[place][number - int(self._first_of[place])])
-
-
-def _without_repeats(stores: Sequence[FeatureStore]) -> list[np.ndarray]:
-    """Of every store, the documents whose tokens no earlier store holds."""
-    seen: set[bytes] = set()
-    found = []
-    for store in stores:
-        digests = [hashlib.sha256(store.ids_and_mask(n)[0].numpy().tobytes()).digest() for n in range(len(store))]
-        found.append(np.array([n for n, digest in enumerate(digests) if digest not in seen], dtype=np.int64))
-        seen.update(digests)
-    return found
 
 
 def _target(store: FeatureStore) -> str:

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from eagle.config import Recipe
 from eagle.data.devices import own_device
-from eagle.data.documents import Document, Documents
+from eagle.data.documents import Document, Documents, require_in_vocabulary
 from eagle.data.features import require_fitting, require_layers
 from eagle.data.identity import without_name
 from eagle.data.joined import JoinedStores
@@ -49,6 +49,12 @@ def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:
         if joined.repeated and accelerator.is_main_process:
             console.print(
                 f"features: {joined.repeated:,} documents of features.more_stores are in an earlier store too and read once",
+                markup=False,
+            )
+        if joined.crossing and accelerator.is_main_process:
+            console.print(
+                f"features: {joined.crossing:,} documents of features.more_stores are left out: an earlier store has their "
+                "prompts on the other side of the split",
                 markup=False,
             )
         return joined
@@ -129,6 +135,8 @@ class TargetDocuments:
         for batch_B in plan_batches(self.lengths[list(numbers)], self._batch_tokens):
             chosen = [numbers[place] for place in batch_B]
             texts = [self.ids_and_mask(number) for number in chosen]
+            for number, (ids_T, _) in zip(chosen, texts):
+                require_in_vocabulary(ids_T, self.target.vocab_size, document=str(self._rows[number]["id"]))
             ids_BT = torch.zeros(len(chosen), max(len(ids_T) for ids_T, _ in texts), dtype=torch.int64)
             for b, (ids_T, _) in enumerate(texts):
                 ids_BT[b, : len(ids_T)] = ids_T

@@ -8,7 +8,6 @@ It is written under a temporary name and renamed at the end, so it is whole or n
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,21 @@ import datasets
 import yaml
 from datasets.arrow_writer import ArrowWriter
 
-from eagle.config import DataConfig, Recipe, as_dict
+from eagle.config import DataConfig, Recipe, TargetConfig, as_dict
 from eagle.data.conversations import read_conversation
 from eagle.data.render import Renderer
 from eagle.data.sources import Rejected, Source, count_rows, read_rows, resolve, source_sha256
 from eagle.data.tally import Tally
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, clear_leftovers, sha256_text, write_json
-from eagle.loading import load_tokenizer, tokenizer_identity
+from eagle.loading import load_config, load_tokenizer, tokenizer_identity
 from eagle.progress import ProgressBar, console
 
 FORMAT = 1
+RULES = 2
+"""1 (not recorded then): the split went by the conversation's id, and loss flags of turns were not read."""
+_OF_RULES = ("rules", "vocab_size")
+"""Inputs that data of earlier rules does not have."""
 FEATURES = datasets.Features(
     {
         "id": datasets.Value("string"),
@@ -52,16 +55,30 @@ def prepare(recipe: Recipe) -> dict[str, Any]:
     _check(recipe)
     sources = [source for name in recipe.data.sources for source in resolve(name, split=recipe.data.split)]
     tokenizer = load_tokenizer(recipe.target, recipe.data.chat_template)
-    renderer = Renderer(tokenizer, max_len=recipe.data.max_len)
-    inputs = _inputs(recipe, sources, tokenizer_identity(tokenizer), rendering=renderer.version)
+    vocab_size = _vocab_size(recipe.target)
+    renderer = Renderer(tokenizer, max_len=recipe.data.max_len, vocab_size=vocab_size)
+    inputs = {
+        **_inputs(recipe, sources, tokenizer_identity(tokenizer), rendering=renderer.version),
+        **dict(zip(_OF_RULES, (RULES, vocab_size), strict=True)),
+    }
     fingerprint = sha256_text(json.dumps(inputs, sort_keys=True))
     directory = recipe.data_dir
     clear_leftovers(directory.parent, directory.name)
     found = _found_manifest(directory)
-    if found is not None and found.get("fingerprint") == fingerprint and (directory / "dataset").is_dir():
+    former = found is not None and _of_earlier_rules(found.get("inputs", {}), inputs)
+    same = found is not None and (former or found.get("fingerprint") == fingerprint)
+    if found is not None and same and (directory / "dataset").is_dir():
         counts = found["counts"]
         _check_skipped(recipe, rows=counts["rows"], skipped=sum(counts["skipped"].values()), reasons=_counted(counts))
         console.print(f"data: {directory} is complete and matches the recipe; nothing to do", markup=False)
+        if former:
+            console.print(
+                "data: an earlier version prepared it: its split goes by the conversations' ids, so that one conversation under "
+                "two ids may be on both sides (`eagle data inspect RECIPE` counts them), and loss flags of single turns were not "
+                f"read. It is kept, so that runs over it can go on; delete {directory} to prepare it anew",
+                markup=False,
+                soft_wrap=True,
+            )
         return found
     if found is not None:
         why = "; ".join(_differences(found.get("inputs", {}), inputs)) or "its data set is missing"
@@ -115,13 +132,10 @@ def load_prepared(directory: Path | str) -> tuple[datasets.Dataset, dict[str, An
     return data, manifest
 
 
-def split_of(conversation_id: str, *, seed: int, validation_fraction: float) -> str:
-    """train or validation, by a hash of (seed, id): a conversation keeps its side when data is added.
-
-    Further answers to a prompt (ID~1, ID~2 ..., as `eagle data regenerate` names them) go where its first one goes.
-    """
-    prompt_id = re.sub(r"~\d+$", "", conversation_id)
-    digest = hashlib.sha256(f"{seed}:{prompt_id}".encode()).digest()
+def split_of(prompt: str, *, seed: int, validation_fraction: float) -> str:
+    """train or validation, by a hash of (seed, prompt): a conversation keeps its side when data is added, and whatever it is
+    called; all answers to a prompt (`Conversation.prompt`) are on one side."""
+    digest = hashlib.sha256(f"{seed}:{prompt}".encode()).digest()
     return "validation" if int.from_bytes(digest[:8], "big") < validation_fraction * 2**64 else "train"
 
 
@@ -174,7 +188,7 @@ def _samples(
                     continue
                 assert not isinstance(conversation, Rejected)
                 tally.keep(rendered)
-                split = split_of(conversation.id, seed=config.seed, validation_fraction=config.validation_fraction)
+                split = split_of(conversation.prompt, seed=config.seed, validation_fraction=config.validation_fraction)
                 for number, sample in enumerate(rendered.samples):
                     tally.add(sample, split=split)
                     yield {
@@ -231,6 +245,19 @@ def _inputs(recipe: Recipe, sources: list[Source], tokenizer: dict[str, str], *,
     }
 
 
+def _vocab_size(target: TargetConfig) -> int | None:
+    """Rows of the target's embedding; None where only its tokenizer is at hand (extraction asks the model itself)."""
+    try:
+        return getattr(load_config(target), "vocab_size", None)
+    except EagleError:
+        return None
+
+
+def _of_earlier_rules(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the inputs are these but for the rules."""
+    return "rules" not in before and before == {key: value for key, value in now.items() if key not in _OF_RULES}
+
+
 def settings_of(config: DataConfig) -> dict[str, Any]:
     """The settings, besides its sources, that prepared data depends on."""
     return {
@@ -262,7 +289,9 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         before = old.get(key)
         if before == value:
             continue
-        if key == "sources":
+        if key == "rules":
+            yield "another version's rules of splitting"
+        elif key == "sources":
             names = {item["source"]: item["sha256"] for item in before or []}
             changed = [item["source"] for item in value if names.get(item["source"]) != item["sha256"]]
             gone = sorted(names.keys() - {item["source"] for item in value})

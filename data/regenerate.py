@@ -27,6 +27,7 @@ from eagle.config import Recipe
 from eagle.data.chat_template import RenderError, frame_of
 from eagle.data.continuous import ContinuousDecoder, Prompt, Row
 from eagle.data.conversations import Conversation, Message, read_conversations
+from eagle.data.own_settings import followed
 from eagle.data.sources import SUFFIXES, Rejected
 from eagle.data.store import read_json, require_same
 from eagle.errors import EagleError
@@ -78,7 +79,7 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
         )
     opened = _opened(target.tokenizer)
     _claim(output, recipe, target, opened=opened)
-    questions = list(_questions(recipe, target.tokenizer))
+    questions = list(_questions(recipe, target.tokenizer, vocab_size=target.vocab_size))
     with AnswerFile(output) as file:
         waiting = [question for question in questions if question.prompt.key not in file.done]
         if not waiting:
@@ -198,7 +199,7 @@ def _line(question: Question, row: Row, tokenizer: PreTrainedTokenizerBase, *, o
     }
 
 
-def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[Question]:
+def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> Iterator[Question]:
     """The prompts, rendered with the generation prompt; prints how many were passed over and why."""
     settings = recipe.data.regenerate
     passed: Counter[str] = Counter()
@@ -220,6 +221,9 @@ def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[Q
             continue
         if len(ids) > settings.max_prompt_tokens:
             passed[f"more than {settings.max_prompt_tokens} prompt tokens"] += 1
+            continue
+        if max(ids) >= vocab_size:
+            passed["with a token beyond the target's vocabulary"] += 1
             continue
         source = _stem(row.source)
         key = row.id if row.id not in keys else f"{source}/{row.id}"  # ids need only be unique within their source
@@ -271,6 +275,7 @@ def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> None
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
         **({"answers_begin_with": opened} if opened else {}),  # earlier versions left it out: `prepare` refused those
+        **({"generation_config": asked} if (asked := followed(target)) else {}),  # earlier versions did not follow it
     }
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"

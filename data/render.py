@@ -51,6 +51,8 @@ class Rendered:
     samples: tuple[Sample, ...]
     turns_beyond: int
     """Assistant turns of which nothing was left within max_len."""
+    turns_not_learnt: int
+    """Assistant turns that loss flags leave out."""
     notes: tuple[str, ...]
 
 
@@ -70,7 +72,8 @@ class Renderer:
     the plainest conversation.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_len: int):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_len: int, vocab_size: int | None = None):
+        """vocab_size: rows of the target's embedding; None: unknown."""
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not tokenizer.is_fast:
             raise EagleError(
@@ -81,7 +84,7 @@ class Renderer:
             raise EagleError(f"the tokenizer of {name} has no chat template; set data.chat_template to a Jinja file")
         if max_len < 2:
             raise EagleError(f"data.max_len is {max_len}, expected at least 2 tokens")
-        self.tokenizer, self.max_len = tokenizer, max_len
+        self.tokenizer, self.max_len, self._vocab_size = tokenizer, max_len, vocab_size
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._end_ids = special | set(tokenizer.all_special_ids)
         try:
@@ -117,28 +120,37 @@ class Renderer:
     def _render(self, messages: list[Message], conversation: Conversation) -> Rendered:
         template = functools.partial(apply, self.tokenizer, tools=conversation.tools)
         ends = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-        turns = [self._turn(messages[: k + 1], template, finished=conversation.finished or k != ends[-1]) for k in ends]
+        turns = {
+            k: self._turn(messages[: k + 1], template, finished=conversation.finished or k != ends[-1]) for k in ends
+        }
+        learnt = {k: turn for k, turn in turns.items() if k not in conversation.not_learnt}
+        if not learnt:
+            raise RenderError("no assistant turn to learn from", "the loss flags leave every answer out")
         notes = list(conversation.notes)
         if len(messages) < len(conversation.messages):
             notes.append("trailing turns without an answer were left out")
-        for k, (text, span) in zip(ends, turns, strict=True):
+        for k, (text, span) in learnt.items():
             answer, reasoning = text[span.start : span.end], messages[k].get("reasoning_content")
             if reasoning and reasoning.strip() not in answer:
                 notes.append(NOT_RENDERED)
             added = self._frame.before.strip()
             if added and answer.startswith(self._frame.before) and not messages[k]["content"].startswith(added):
                 notes.append(ADDED)
-        whole = turns[-1][0]
-        if all(whole.startswith(text) for text, _ in turns[:-1]):
-            samples = [self._sample(whole, [span for _, span in turns])]
+        whole = turns[ends[-1]][0]
+        if all(whole.startswith(text) for k, (text, _) in turns.items() if k != ends[-1]):
+            samples = [self._sample(whole, [span for _, span in learnt.values()])]
         else:
             notes.append(REWRITTEN)
-            samples = [self._sample(text, [span]) for text, span in turns]
+            samples = [self._sample(text, [span]) for text, span in learnt.values()]
         kept = [sample for sample in samples if sample.turns]
         if not kept:
             raise RenderError("no supervised token", f"the first answer starts after max_len = {self.max_len} tokens")
-        beyond = len(turns) - sum(sample.turns for sample in kept)
-        return Rendered(samples=tuple(kept), turns_beyond=beyond, notes=tuple(dict.fromkeys(notes)))
+        return Rendered(
+            samples=tuple(kept),
+            turns_beyond=len(learnt) - sum(sample.turns for sample in kept),
+            turns_not_learnt=len(turns) - len(learnt),
+            notes=tuple(dict.fromkeys(notes)),
+        )
 
     def _turn(self, messages: list[Message], template: Any, *, finished: bool) -> tuple[str, _Span]:
         """The text up to the end of an assistant turn, and where in it the answer is."""
@@ -217,7 +229,17 @@ class Renderer:
             turns += i > first and first < self.max_len
             self._mark_end_of_turn(ids, offsets, mask, i, until=span.until)
         cut = len(ids) > self.max_len
+        self._check_ids(ids[: self.max_len])
         return Sample(input_ids=tuple(ids[: self.max_len]), loss_mask=tuple(mask[: self.max_len]), turns=turns, cut=cut)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if self._vocab_size is not None and max(ids, default=0) >= self._vocab_size:
+            beyond = next(token for token in ids if token >= self._vocab_size)
+            raise RenderError(
+                "a token beyond the target's vocabulary",
+                f"{self.tokenizer.convert_ids_to_tokens(beyond)!r} is token {beyond}, the target has embeddings of "
+                f"{self._vocab_size}",
+            )
 
     def _mark_end_of_turn(
         self, ids: list[int], offsets: list[tuple[int, int]], mask: list[bool], i: int, *, until: int

@@ -13,6 +13,7 @@ import torch
 
 from eagle.config import Recipe
 from eagle.data import float8
+from eagle.data.documents import require_in_vocabulary
 from eagle.data.layers import layers_to_store
 from eagle.data.prepare import load_prepared
 from eagle.data.store import DTYPES, write_shard
@@ -95,6 +96,7 @@ class ShardBuffer:
         for number, (start, end) in enumerate(itertools.pairwise(offsets)):
             row = rows[number]
             self._input_ids[start:end] = torch.as_tensor(np.asarray(row["input_ids"], dtype=np.int32))
+            require_in_vocabulary(self._input_ids[start:end], target.vocab_size, document=self._ids[number])
             self._loss_mask[start:end] = torch.as_tensor(np.asarray(row["loss_mask"], dtype=np.bool_))
         for batch_B in plan_batches(shard.lengths_D, batch_tokens):
             longest = int(shard.lengths_D[batch_B].max())
@@ -126,17 +128,7 @@ class ShardBuffer:
         if self._copied is not None:
             self._copied.synchronize()
         tokens = shard.tokens
-        # A value that is not finite makes its token's scale so, too.
-        judged = self._scales or self._states
-        finite_S = torch.cat(
-            [torch.isfinite(block_TH).all(dim=1) for block_TH in judged["features"][:tokens].split(1024)]
-        )
-        if not finite_S.all():
-            first = int(np.searchsorted(np.cumsum(shard.lengths_D), int((~finite_S).int().argmax()), side="right"))
-            raise EagleError(
-                f"the target's features of document {self._ids[first]!r} are not finite; run the target in a dtype "
-                "with more range (target.dtype bfloat16 or float32), or look at that document"
-            )
+        self._require_finite(shard)
         tensors = {
             "input_ids": self._input_ids[:tokens],
             "loss_mask": self._loss_mask[:tokens],
@@ -145,3 +137,18 @@ class ShardBuffer:
             **{f"{name}_scale": scales[:tokens] for name, scales in self._scales.items()},
         }
         write_shard(path, tensors=tensors, lengths=shard.lengths_D.tolist(), ids=self._ids, split=shard.split)
+
+    def _require_finite(self, shard: ShardPlan) -> None:
+        """Of a float8 store the scales are judged: a value that is not finite makes its token's scale so, too."""
+        layers = {"features": ["features"], "aux": [f"states after layer {layer}" for layer in self._layers]}
+        for name, states in (self._scales or self._states).items():
+            for start in range(0, shard.tokens, 1024):
+                blocks_TLH = states[start : min(start + 1024, shard.tokens)].unflatten(-1, (len(layers[name]), -1))
+                wrong_TL = (~blocks_TLH.isfinite().all(dim=-1)).nonzero()
+                if len(wrong_TL):
+                    token, layer = wrong_TL[0].tolist()
+                    place = int(np.searchsorted(np.cumsum(shard.lengths_D), start + token, side="right"))
+                    raise EagleError(
+                        f"the target's {layers[name][layer]} of document {self._ids[place]!r} are not finite; run the target in "
+                        "a dtype with more range (target.dtype bfloat16 or float32), or look at that document"
+                    )

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,6 +56,10 @@ class Rejected:
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+class RowError(Exception):
+    """Carries (reason, detail) of a row that cannot be used up to where it becomes Rejected."""
 
 
 def shipped_files() -> dict[str, Path]:
@@ -189,6 +194,12 @@ def _parse(line: bytes, *, origin: str) -> Row | Rejected:
         return Rejected(origin, "not valid JSON", f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except RecursionError:
         return Rejected(origin, "not valid JSON", "nested too deeply")
+    except ValueError:  # Python's limit of an int's digits
+        return _too_long(origin)
+
+
+def _too_long(origin: str) -> Rejected:
+    return Rejected(origin, "a number of too many digits", f"expected at most {sys.get_int_max_str_digits()}")
 
 
 def _is_json_document(path: Path) -> bool:
@@ -203,9 +214,10 @@ def _is_json_document(path: Path) -> bool:
     return False
 
 
-def _document_rows(path: Path, *, name: str) -> Iterator[Row]:
+def _document_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
     """The elements of a JSON array (or objects one after another), read in chunks; origins are where each begins."""
-    decoder, buffer, line, at_end = json.JSONDecoder(), "", 1, False
+    decoder, lenient = json.JSONDecoder(), json.JSONDecoder(parse_int=float)
+    buffer, line, at_end = "", 1, False
     with _open(path) as binary:
         file = io.TextIOWrapper(binary, encoding="utf-8-sig")
         try:
@@ -213,8 +225,20 @@ def _document_rows(path: Path, *, name: str) -> Iterator[Row]:
                 skipped = len(buffer) - len(buffer.lstrip(" \t\r\n,[]"))
                 line += buffer.count("\n", 0, skipped)
                 buffer = buffer[skipped:]
+                row: Row | Rejected
                 try:
-                    value, end = decoder.raw_decode(buffer)
+                    try:
+                        value, end = decoder.raw_decode(buffer)
+                        row = Row(f"{name}:{line}", value)
+                    except json.JSONDecodeError:
+                        raise
+                    except ValueError:
+                        _, end = lenient.raw_decode(buffer)
+                        row = _too_long(f"{name}:{line}")
+                except RecursionError as error:
+                    raise EagleError(
+                        f"{path}:{line} is nested too deeply; mend it, or write one row per line (.jsonl)"
+                    ) from error
                 except json.JSONDecodeError as error:
                     chunk = "" if at_end else file.read(max(_CHUNK, len(buffer)))
                     at_end = not chunk
@@ -228,7 +252,7 @@ def _document_rows(path: Path, *, name: str) -> Iterator[Row]:
                         ) from error
                     buffer += chunk
                     continue
-                yield Row(f"{name}:{line}", value)
+                yield row
                 line += buffer.count("\n", 0, end)
                 buffer = buffer[end:]
         except UnicodeDecodeError as error:

@@ -26,6 +26,7 @@ class Tally:
     supervised_tokens: int = 0
     turns: int = 0
     turns_beyond_max_len: int = 0
+    turns_not_learnt: int = 0
     cut: int = 0
     longest: int = 0
     split_samples: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -45,6 +46,7 @@ class Tally:
         """Counts a conversation that is used."""
         self.conversations += 1
         self.turns_beyond_max_len += rendered.turns_beyond
+        self.turns_not_learnt += rendered.turns_not_learnt
         self.notes.update(rendered.notes)
 
     def add(self, sample: Sample, *, split: str) -> None:
@@ -93,6 +95,7 @@ class Tally:
             "assistant turns": self.turns,
             "samples cut at max_len": self.cut,
             "turns beyond max_len": self.turns_beyond_max_len,
+            "turns left out by loss flags": self.turns_not_learnt,
             "longest sample": f"{self.longest:,} tokens",
         }
         for name, value in shown.items():

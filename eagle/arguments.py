@@ -6,9 +6,10 @@ without its padding, so that they mean the same in every batch.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def resolve(
     with _hugging_face_checks():
         config, unknown = _merged(generation_config, target.model.generation_config, keywords)
     sampled = bool(config.do_sample)
-    _refuse_unsupported(config, unknown, keywords)
+    refuse_unsupported(config, unknown, keywords)
     if not sampled:
         _refuse_ignored({**keywords, **per_row})
     eos = config.eos_token_id
@@ -194,7 +195,12 @@ def _merged(
     return config, config.update(**keywords)
 
 
-def _refuse_unsupported(config: GenerationConfig, unknown: dict[str, Any], keywords: dict[str, Any]) -> None:
+def refuse_unsupported(
+    config: GenerationConfig,
+    unknown: Mapping[str, Any] = MappingProxyType({}),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Raises EagleError naming what a config, or a caller's keywords, ask for that `generate` does not do."""
     asked = {name for name, value in unknown.items() if value is not None}
     asked |= {name for name in _ASSISTED if keywords.get(name) is not None}
     known = (

@@ -17,12 +17,11 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[st
             f"the tokenizer of {tokenizer.name_or_path} has no chat template; set data.chat_template to a Jinja file "
             "(or, with eagle generate, continue the bare text with --raw)"
         )
-    import jinja2
-
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        raise EagleError(f"the chat template rejects this conversation: {error}") from error
+    except Exception as error:  # a template is a program of its own: with odd messages it may fail in any way
+        why = str(error) or type(error).__name__
+        raise EagleError(f"the chat template rejects this conversation: {why}") from error
     # The template writes the special tokens itself, BOS included.
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -18,7 +18,7 @@ from eagle.errors import EagleError
 from eagle.files import atomic_path
 from eagle.pieces import Piece
 from eagle.presets import preset as preset_named
-from eagle.stats import DecodeStats
+from eagle.stats import AcceptanceLength, DecodeStats
 
 SETTINGS: dict[str, type] = {
     "temperature": float,
@@ -146,19 +146,19 @@ class ChatSession:
         """Figures over all answers so far; tau: of those that were drafted for, None of none."""
         stats = [turn.stats for turn in self.turns]
         drafted = [one for one in stats if one.attempts_per_depth]
-        steps = sum(one.verify_steps for one in drafted)
+        length = AcceptanceLength.of((one.new_tokens, one.accepted) for one in drafted)
         tokens, seconds = sum(one.new_tokens for one in stats), sum(one.total_ms for one in stats) / 1e3
         origins = [origin for one in stats for origin in one.origins]
         return {
             "answers": len(stats),
             "tokens": tokens,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
-            "tau": 1 + sum(sum(one.accepted) for one in drafted) / steps if steps else None,
+            **length.as_dict(),
             "origins": {name: origins.count(name) for name in ("drafted", "bonus", "correction", "plain")},
             "median_first_token_ms": statistics.median(turn.first_token_ms for turn in self.turns)
             if self.turns
             else None,
-            "verify_steps": steps,
+            "verify_steps": length.steps,
         }
 
     def save(self, path: Path) -> None:

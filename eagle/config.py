@@ -6,6 +6,7 @@ is that an unknown key is named together with the nearest known one. `read_recip
 """
 
 import dataclasses
+import datetime
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from eagle.data_config import DataConfig as DataConfig
+from eagle.data_config import FeaturesConfig as FeaturesConfig
+from eagle.data_config import RegenerateConfig as RegenerateConfig
 from eagle.errors import EagleError
 from eagle.train_config import TrainConfig as TrainConfig
 
@@ -42,79 +46,18 @@ class TargetConfig:
     """cpu, cuda, cuda:1 ...; auto: cuda where there is one. Of several processes each has a GPU of its own: auto or cuda."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the checkpoint."""
+    date: str = "2024-07-26"
+    """YYYY-MM-DD: today, to chat templates that read the date (`strftime_now`), in every stage and at every time. The default is
+    the date that Llama 3's templates fall back to."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))  # a torch.dtype is one too
         check_choices(self, "target")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerateConfig:
-    """`eagle data regenerate`: the target answers prompts, so that the head learns what the target itself would say."""
-
-    prompts: tuple[str, ...] = ()
-    """Sources of prompts (as data.sources); the first user turn (after any system turn) of each row is answered."""
-    output: str | None = None
-    """The JSONL file to write; default: OUTPUT_DIR/regenerated.jsonl."""
-    limit: int | None = None
-    """At most this many prompts."""
-    max_prompt_tokens: int = 224
-    """Prompts that render to more tokens are passed over (counted)."""
-    max_new_tokens: int = 256
-    """Longest answer, in tokens."""
-    temperatures: tuple[float, ...] = (0.0, 0.7)
-    """Row i is answered at temperatures[i % len]; 0 is greedy."""
-    batch_size: int = 32
-    """Rows decoded together; a row that ends makes room for the next. More rows are faster while their cache fits."""
-    samples_per_prompt: int = 1
-    """Answers per prompt, each with its own noise; the n-th of row i is answered at temperatures[(i + n) % len]."""
-    seed: int = 0
-    """An answer draws from a generator seeded by (seed, its id): it does not depend on its batch mates."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Conversations, and how they become token ids with a loss mask."""
-
-    sources: tuple[str, ...] = ()
-    """JSONL / JSON / Parquet files (.gz too), hub ids, or `shipped:NAME` for a file that comes with this package."""
-    split: str = "train"
-    """Split of hub data sets."""
-    chat_template: str | None = None
-    """A Jinja file that replaces the tokenizer's own chat template."""
-    max_len: int = 2048
-    """Longest sample in tokens; longer ones are cut (counted)."""
-    max_samples: int | None = None
-    """Stop after this many conversations."""
-    max_supervised_tokens: int | None = None
-    """Stop after this many supervised tokens."""
-    validation_fraction: float = 0.05
-    """Share of the conversations held out, chosen by a hash of (seed, id), so it is stable when data is added."""
-    allow_skipped: float = 0.05
-    """Share of broken rows above which preparation fails."""
-    seed: int = 0
-    """Seed of the validation split."""
-    report_documents: int | None = 256
-    """`eagle data report`: documents whose answers the target scores, shared out evenly over the sources; null: all."""
-    regenerate: RegenerateConfig = dataclasses.field(default_factory=RegenerateConfig)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
-    """Extraction of the target's features into a store of shards."""
-
-    dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
-    """How features are stored. float8: e4m3 with a float32 scale per token (and aux layer), half of bfloat16's bytes."""
-    aux_layers: tuple[int, ...] | None = None
-    """Also store the hidden states after this many layers (Hugging Face's hidden_states index), one block each; null: those
-    that the head reads (none for eagle1)."""
-    batch_tokens: int = 4096
-    """Padded tokens per target forward."""
-    shard_tokens: int = 32768
-    """Tokens per shard: what a kill can lose, and what one process holds in memory."""
-    more_stores: tuple[str, ...] = ()
-    """Feature stores (`features` folders of other runs over the same target) that training reads besides the recipe's own; a
-    document that an earlier one holds too is read once."""
+        try:
+            date = datetime.date.fromisoformat(str(self.date))  # YAML makes a date of an unquoted one
+        except ValueError:
+            raise EagleError(f"target.date is {self.date!r}, expected YYYY-MM-DD") from None
+        object.__setattr__(self, "date", date.isoformat())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

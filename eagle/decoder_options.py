@@ -170,7 +170,12 @@ def _what(options: argparse.Namespace, *, search: bool) -> "tuple[TargetConfig, 
     recipe = read_recipe(options.recipe) if options.recipe else None
     if options.target is None and recipe is None:
         raise EagleError("no target; give --target MODEL (and --head PATH), or --recipe RECIPE")
-    target = TargetConfig(model=options.target) if options.target is not None or recipe is None else recipe.target
+    if recipe is None:
+        target = TargetConfig(model=options.target)
+    elif options.target is not None:
+        target = TargetConfig(model=options.target, date=recipe.target.date)
+    else:
+        target = recipe.target
     changes = {key: value for key in ("device", "dtype") if (value := getattr(options, key)) is not None}
     target = dataclasses.replace(target, **changes)
     head = options.head or (str(recipe.head_dir) if recipe is not None else None)

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="largest difference, as a share of the largest logit (default: by dtype)",
+        help="largest difference, as a share of the largest logit (default: measured, by what rounding alone moves)",
     )
     parity.add_argument(
         "--formats", nargs="*", metavar="F", help="formats to export to (default: all that take the head)"

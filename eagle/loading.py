@@ -25,6 +25,7 @@ from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
 from eagle.progress import console
 from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.template_date import pin_date, pinned_date, unpinned
 
 _REMEDY = "fetch or save the model again"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,6 +98,7 @@ def load_tokenizer(config: TargetConfig, chat_template: str | None = None) -> Pr
             tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise EagleError(f"chat template {chat_template} is not UTF-8 ({error}); save it as UTF-8") from error
+    pin_date(tokenizer, config.date, name=chat_template or config.model)
     return tokenizer
 
 
@@ -118,12 +120,14 @@ def eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Hashes by which prepared data and stores recognise their tokenizer and chat template."""
+    """Hashes by which prepared data and stores recognise their tokenizer and chat template, and the date if that reads one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items()))
+    date = pinned_date(tokenizer)
     return {
         "tokenizer_sha256": sha256_text(text),
-        "chat_template_sha256": sha256_text(str(tokenizer.chat_template)),
+        "chat_template_sha256": sha256_text(unpinned(tokenizer.chat_template)),
+        **({} if date is None else {"date": date}),
     }
 
 

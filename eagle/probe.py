@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle.errors import EagleError
+from eagle.routers import closest, routers_recorded
 
 if TYPE_CHECKING:
     from eagle.target import Target
@@ -68,7 +69,8 @@ def check_forward(target: "Target") -> None:
     decoys_N = torch.randint(0, target.vocab_size, (3,), generator=generator)
 
     output = target.model(input_ids=ids_T[None].to(target.device), use_cache=False)
-    features_1TH, _ = target.features(ids_T[None])
+    with routers_recorded(target.model) as routers:
+        features_1TH, _ = target.features(ids_T[None])
     own = target.logits(features_1TH).to(output.logits.device)
     _compare(
         target,
@@ -87,11 +89,15 @@ def check_forward(target: "Target") -> None:
             f"target {target.name} ({type(target.model).__name__}) cannot run a forward over a tree with a cache of ours "
             f"({str(error).splitlines()[0]}); its attention needs more than queries, keys, values and positions"
         ) from error
+    expert = closest(routers)
     _compare(
         target,
         got,
         features_1TH[:, :10],
-        "a tree forward differs from the plain forward (attention that reads more than queries, keys, values and positions, "
+        f"its routers cannot tell experts apart, so rounding chooses between them and another forward of the same tokens differs "
+        f"({expert})"
+        if expert is not None and expert.tie
+        else "a tree forward differs from the plain forward (attention that reads more than queries, keys, values and positions, "
         "such as ALiBi, or a cache of its own)",
     )
 

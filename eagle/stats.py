@@ -1,7 +1,7 @@
 """What one generation did: one definition of every figure, used by the API, the command line and the evaluation."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from eagle.kernels.dispatch import Path
@@ -9,6 +9,44 @@ from eagle.kernels.dispatch import Path
 Origin = Literal["plain", "drafted", "bonus", "correction"]
 """How a token came. drafted: an accepted draft; bonus: the target's own behind an accepted leaf; correction: the target's own
 where the walk left the tree; plain: without drafts (the prefill's token, and steps whose tree was its root alone)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AcceptanceLength:
+    """Tokens per verification of the target, over some answers: the one definition of tau. Sums: parts add up."""
+
+    committed: int = 0
+    """Tokens that verifications gave to the answers: what EOS, a stop string or the length limit cut off does not count, nor
+    does the token that the prefill yields."""
+    uncut: int = 0
+    """Accepted drafts + 1 of every verify step, cut off or not: what servers count."""
+    steps: int = 0
+    """Verify steps."""
+
+    @classmethod
+    def of(cls, answers: Iterable[tuple[int, Sequence[int]]]) -> "AcceptanceLength":
+        """answers: (new tokens, the prefill's included; accepted drafts of each verify step) of each. One without a step counts
+        for nothing."""
+        found = [(new_tokens, accepted) for new_tokens, accepted in answers if accepted]
+        return cls(
+            committed=sum(new_tokens - 1 for new_tokens, _ in found),
+            uncut=sum(sum(accepted) + len(accepted) for _, accepted in found),
+            steps=sum(len(accepted) for _, accepted in found),
+        )
+
+    @property
+    def tau(self) -> float | None:
+        """The acceptance length: tau * steps = committed tokens; None without a step."""
+        return self.committed / self.steps if self.steps else None
+
+    @property
+    def raw(self) -> float | None:
+        """The same before anything is cut off, to be compared with what servers report; None without a step."""
+        return self.uncut / self.steps if self.steps else None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Both, under the names that every file of results uses."""
+        return {"tau": self.tau, "tau_raw": self.raw}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -100,13 +138,17 @@ class DecodeStats:
 
     @property
     def tau(self) -> float:
-        """Acceptance length: (accepted drafts + 1) per verify step."""
-        return (sum(self.accepted) + self.verify_steps) / max(self.verify_steps, 1)
+        """Acceptance length: tokens that reached the output per verify step (`AcceptanceLength`); 0 without a step."""
+        return self.acceptance_length.tau or 0.0
 
     @property
-    def tau_trimmed(self) -> float:
-        """Tokens per verify step that reached the output (after EOS and length trimming)."""
-        return (self.new_tokens - 1) / max(self.verify_steps, 1)
+    def tau_raw(self) -> float:
+        """(Accepted drafts + 1) per verify step, before a stop cut the last block: what servers count."""
+        return self.acceptance_length.raw or 0.0
+
+    @property
+    def acceptance_length(self) -> AcceptanceLength:
+        return AcceptanceLength.of([(self.new_tokens, self.accepted)])
 
     @property
     def origins(self) -> list[Origin]:
@@ -158,6 +200,6 @@ class DecodeStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Fields and derived figures as JSON values."""
-        derived = ("verify_steps", "tau", "tau_trimmed", "acceptance_per_depth", "host_ms", "tokens_per_second")
+        derived = ("verify_steps", "tau", "tau_raw", "acceptance_per_depth", "host_ms", "tokens_per_second")
         beams = self.beams.as_dict() if self.beams is not None else None
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived} | {"beams": beams}

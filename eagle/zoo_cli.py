@@ -62,7 +62,8 @@ def _measured(head: "ZooHead") -> list[str]:
             faster = (
                 "" if speed is None else f", {speed['median']:.2f}x plain [{speed['low']:.2f}, {speed['high']:.2f}]"
             )
-            lines.append(f"{setting}: tau {found['tau']:.2f}{faster} ({found['trees'] or 'trees not recorded'})")
+            tau = f"tau {found['tau']:.2f} (raw {found['tau_raw']:.2f})"
+            lines.append(f"{setting}: {tau}{faster} ({found['trees'] or 'trees not recorded'})")
     return [*lines, f"on {head.results['hardware']}, {head.results['prompts']} prompts"] if lines else ["no"]
 
 

@@ -190,6 +190,7 @@ def _in_short(results: Mapping[str, Any]) -> dict[str, Any]:
                 methods.setdefault(name, {})[setting] = {
                     "trees": trees_of(body["methods"][name]),
                     "tau": overall["tau"],
+                    "tau_raw": overall["tau_raw"],
                     "over_plain": overall["speedup_plain"],
                 }
     return {

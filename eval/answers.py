@@ -14,7 +14,7 @@ from eagle.eval.meter import Use
 from eagle.files import atomic_path
 
 FORMAT = 3
-"""Version of results.json and of the answers' log. 3: commits with their times, what the machine was used for, suites."""
+"""Version of the answers' log. 3: commits with their times, what the machine was used for, suites."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,11 @@ class BatchAnswer:
     """Wall clock behind the prefill"""
 
     @property
+    def answers(self) -> list[tuple[int, list[int]]]:
+        """(New tokens, accepted drafts of each verify step) of each row, as AcceptanceLength takes them."""
+        return [(row.new_tokens, row.accepted) for row in self.stats]
+
+    @property
     def new_tokens(self) -> int:
         """Those made behind the prefill, over all rows."""
         return sum(len(row) - 1 for row in self.tokens)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from eagle.eval.results import HEADINGS, headline, markdown_table, method_rows, trees_line
+from eagle.eval.results import HEADINGS, drawn_words, headline, markdown_table, method_rows, trees_line
 
 
 def results_section(result: Mapping[str, Any]) -> str:
@@ -20,7 +20,8 @@ def results_section(result: Mapping[str, Any]) -> str:
     lines.append(
         f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {gpus}, {hardware['system']}"
         f"{'' if engine is None else f', engine {engine}'}; {', '.join(named)}; commit "
-        f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: accepted draft tokens + 1 per verification; "
-        "over HF, over plain: speed-up, median of paired ratios with its 95% interval."
+        f"{result['commit'] or 'of an installed package'}, {result['created']}. tau: tokens per verification that "
+        "reached the answers; over HF, over plain: speed-up, median of paired ratios with its 95% interval over "
+        f"{drawn_words(result)}."
     )
     return "\n".join(lines)

@@ -20,16 +20,19 @@ from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
-from eagle.eval.exactness import divergence, exactness
+from eagle.eval.exactness import divergence, exactness, kind_of, margins_of
 from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.methods import PLAIN
 from eagle.eval.prompt_set import Prompt, recipe_prompts
+from eagle.eval.report_parts import number
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
+from eagle.eval.statistics import FEWEST, pooled_interval
 from eagle.eval.which_head import drafting_head
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 from eagle.verify import Coupled
 
@@ -111,6 +114,7 @@ def _answer_all(
                         reference=plain.tokens[row],
                         versus=PLAIN,
                         sampling=setting.seeded(seeds[row]),
+                        alike=len(rows[row]),
                     )
                     answers = {PLAIN: plain, DRAFTED: drafted}
                     log.append(
@@ -140,27 +144,42 @@ def _answer_all(
 
 def _summary(requests: Sequence[Request]) -> dict[str, Any]:
     counts = exactness(requests, DRAFTED)
-    steps = [accepted for request in requests for accepted in request.answers[DRAFTED].accepted]
+    lengths = [AcceptanceLength.of([(len(one.tokens), one.accepted)]) for one in _drafted(requests)]
+    drawn = pooled_interval([(one.committed, one.steps) for one in lengths], units=[r.prompt for r in requests])
     return {
         "answers": counts.requests,
-        "tokens": sum(len(request.answers[DRAFTED].tokens) for request in requests),
+        "tokens": sum(len(one.tokens) for one in _drafted(requests)),
         "equal": counts.equal,
         "ties": counts.ties,
+        "router_ties": counts.router_ties,
         "different": counts.different,
-        "tau": 1 + sum(steps) / max(1, len(steps)),
+        **AcceptanceLength.of((len(one.tokens), one.accepted) for one in _drafted(requests)).as_dict(),
+        "tau_interval": drawn if counts.requests >= FEWEST else None,
         "divergences": [{"prompt": r.prompt, **r.divergences[DRAFTED]} for r in requests if DRAFTED in r.divergences],
     }
+
+
+def _drafted(requests: Sequence[Request]) -> list[Answer]:
+    return [request.answers[DRAFTED] for request in requests]
 
 
 def _print(result: Mapping[str, Any]) -> None:
     out = Console(highlight=False)
     table = Table(title="drafted against plain, same seeds", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("sampling", "answers", "tokens", "equal", "ties", "different", "tau"):
+    for heading in ("sampling", "answers", "tokens", "equal", "ties", "different", "tau", "[95%]", "raw tau"):
         table.add_column(heading, justify="left" if heading == "sampling" else "right")
     for label, body in result["settings"].items():
         cells = [f"{body[key]:,}" for key in ("answers", "tokens", "equal", "ties", "different")]
-        table.add_row(label, *cells, f"{body['tau']:.2f}")
+        interval = body["tau_interval"]
+        shown = "-" if interval is None else f"[{interval[0]:.2f}, {interval[1]:.2f}]"
+        table.add_row(label, *cells, number(body["tau"]), shown, number(body["tau_raw"]))
     out.print(table)
+    out.print(
+        "tau: tokens per verification that reached the answers, with its 95% bootstrap interval over prompts (of "
+        f"{FEWEST} or more); raw tau: before EOS and the length limit cut, as servers count",
+        markup=False,
+        soft_wrap=True,
+    )
     if result["dtype"] != "float32":
         margins = [found["margin"] for body in result["settings"].values() for found in body["divergences"]]
         seen = f"; top-2 margins at the first divergences: {min(margins):.2g} to {max(margins):.2g}" if margins else ""
@@ -173,10 +192,9 @@ def _print(result: Mapping[str, Any]) -> None:
         )
     for label, body in result["settings"].items():
         for found in body["divergences"]:
-            kind = "tie" if found["tie"] else "DIFFERENT"
             out.print(
-                f"{label}: {found['prompt']} leaves plain at token {found['index']} ({kind}): margin {found['margin']:.2g}, "
-                f"a tie below {found['tie_below']:.2g}",
+                f"{label}: {found['prompt']} leaves plain at token {found['index']} ({kind_of(found)}): {margins_of(found)}; a "
+                f"tie below {found['tie_below']:.2g}",
                 markup=False,
                 soft_wrap=True,
             )

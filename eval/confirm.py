@@ -12,6 +12,7 @@ from eagle.eval.tree_search import NO_DRAFTING
 from eagle.eval.warm_up import warm_ups
 from eagle.head_drafter import HeadDrafter
 from eagle.progress import ProgressBar
+from eagle.stats import AcceptanceLength
 from eagle.tuned_drafter import shape_of
 from eagle.tuning import TreeSettings
 
@@ -21,7 +22,9 @@ class Measured:
     """One candidate's real decoding of the second half of the prompts."""
 
     tree: TreeSettings
-    tau: float
+    tau: float | None
+    """None: every answer ended with the prefill's token"""
+    tau_raw: float | None
     tokens_per_second: float
     """All rows together, behind the prefills"""
     speedup: Estimate
@@ -69,17 +72,16 @@ def _measured(tree: TreeSettings, found: Sequence[BatchAnswer], base: Sequence[B
     def per_token(one: BatchAnswer) -> float:
         return one.seconds / max(1, one.new_tokens)
 
-    stats = [row for one in found for row in one.stats]
     ratio = paired_ratio(
         [per_token(one) for one in base],
         [per_token(one) for one in found],
         tokens=[max(1, one.new_tokens) for one in found],
+        unit="group",
     )
     assert ratio is not None
-    steps = sum(row.verify_steps for row in stats)
     return Measured(
         tree=tree,
-        tau=1 + sum(sum(row.accepted) for row in stats) / max(1, steps),
+        **AcceptanceLength.of(answer for one in found for answer in one.answers).as_dict(),
         tokens_per_second=sum(one.new_tokens for one in found) / sum(one.seconds for one in found),
         speedup=ratio,
     )

@@ -34,6 +34,7 @@ from eagle.eval.which_head import drafting_head
 from eagle.files import sha256_text
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 
 _BEAM = {"do_sample": False, "num_beams": 4}
@@ -85,8 +86,8 @@ DEFINITIONS = {
     "NLL per token": "negative log-likelihood of the answer under the target at temperature 1 without filters, nats per token: "
     "lower is likelier, not better",
     "distinct-2": "share of the answer's pairs of neighbouring tokens that are different pairs: low means that it repeats itself",
-    "drafted": "wall time per token with the recipe's drafter, and tau (pooled). Under the rule coupled the text is the plain "
-    "one; the line below the table counts how many were",
+    "drafted": "wall time per token with the recipe's drafter, and tau (pooled; tau_raw in decoding.json: before EOS and the "
+    "length limit cut). Under the rule coupled the text is the plain one; the line below the table counts how many were",
 }
 _QUANTITIES = ("tokens", "first_token_ms", "ms_per_token", "kv_mib", "nll_per_token", "distinct_2")
 
@@ -198,12 +199,11 @@ def _result(
         ways[name] = {quantity: statistics.median(one[quantity] for one in found) for quantity in _QUANTITIES}
         drafted = of.get(name + DRAFTED)
         if drafted:
-            steps = [accepted for one in drafted.values() for accepted in one["accepted"]]
             same = sum(one["text"] == of[name][prompt]["text"] for prompt, one in drafted.items())
             ways[name]["drafted"] = {
                 "first_token_ms": statistics.median(one["first_token_ms"] for one in drafted.values()),
                 "ms_per_token": statistics.median(one["ms_per_token"] for one in drafted.values()),
-                "tau": 1 + sum(steps) / len(steps) if steps else None,
+                **AcceptanceLength.of((one["tokens"], one["accepted"]) for one in drafted.values()).as_dict(),
                 "same_text": same,
                 "answers": len(drafted),
             }

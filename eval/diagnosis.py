@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from eagle.stats import DecodeStats
+from eagle.stats import AcceptanceLength, DecodeStats
 
 Cause = Literal["acceptance", "draft", "compute", "host", "healthy"]
 
@@ -197,7 +197,7 @@ def cycle_of(drafted: Sequence[DecodeStats], plain: Sequence[DecodeStats], *, ba
         batch=batch,
         nodes=per_step(drafted, "nodes", steps),
         levels=levels,
-        tau=1 + sum(sum(row.accepted) for row in drafted) / max(1, steps),
+        tau=AcceptanceLength.of((row.new_tokens, row.accepted) for row in drafted).tau or 1.0,
         draft_ms=per_step(drafted, "draft_ms", steps),
         target_ms=per_step(drafted, "verify_ms", steps),
         host_ms=per_step(drafted, "host_ms", steps),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from eagle.eval.answers import Request
+from eagle.routers import RouterMargin, closest, routers_recorded
 from eagle.sampling import RowSampler, Sampling, keep
 from eagle.target import Target
 
@@ -28,7 +29,9 @@ class Exactness:
     requests: int
     equal: int
     ties: int
-    """Differ, first at a place where the reference's two best logits are a tie."""
+    """Differ, first at a place where the reference's two best logits are a tie, or behind a tie of two experts."""
+    router_ties: int
+    """Those of them whose logits are no tie, but whose experts are (a mixture of experts)."""
     different: int
     """Differ otherwise: the method is not lossless here, and no speed-up of it is printed."""
 
@@ -63,9 +66,13 @@ def divergence(
     reference: Sequence[int],
     versus: str,
     sampling: Sampling = GREEDY,
+    alike: int = 0,
 ) -> dict[str, Any] | None:
     """Where `tokens` leave `reference`, with the reference's top-2 margin there; None when they are equal.
 
+    Of a mixture of experts also the smallest margin of any router on the way there: where that is a tie, rounding may have
+    chosen another expert, and all that follows differs by more than rounding. alike: leading tokens that both computed in the
+    same forward (the prompt of two loops that prefill alike): their routers chose alike too.
     sampling: what both were made with. The margin is that of the scores the emitted token is the best of: the logits, or
     logits / temperature + noise over the tokens that the filters keep. A token at a filter's very edge is a tie too: rounding
     decides whether it is kept.
@@ -74,7 +81,8 @@ def divergence(
     if index is None:
         return None
     ids_1T = torch.tensor([[*prompt_ids, *reference[:index]]], device=target.device)
-    logits_V = target.logits(target.features(ids_1T)[0][0, -1]).float()
+    with routers_recorded(target.model) as routers:
+        logits_V = target.logits(target.features(ids_1T)[0][0, -1]).float()
     scores_V = RowSampler(sampling=sampling).contest(logits_V, position=len(prompt_ids) + index)
     top = torch.topk(scores_V, k=2)
     margin = float(top.values[0] - top.values[1])
@@ -84,6 +92,8 @@ def divergence(
     if both and not tie and not sampling.greedy:
         edge = FILTER_EDGE if target.dtype == torch.float32 else limit
         tie = any(at_filters_edge(logits_V, sampling, token, edge=edge) for token in (tokens[index], reference[index]))
+    expert = closest(routers, start=alike)
+    router_tie = both and not tie and expert is not None and expert.tie
     return {
         "versus": versus,
         "index": index,
@@ -91,8 +101,29 @@ def divergence(
         "expected": reference[index] if index < len(reference) else None,
         "margin": margin,
         "tie_below": limit,
-        "tie": tie,
+        "tie": tie or router_tie,
+        "kind": "router tie" if router_tie else "tie" if tie else "different",
+        **({"router": _router(expert)} if routers else {}),
     }
+
+
+def _router(expert: RouterMargin | None) -> dict[str, Any]:
+    """The closest choice between two experts, as JSON; margin None: these routers' margins are not known."""
+    if expert is None:
+        return {"margin": None, "tie_below": None, "said": "no router's margins are known on the way there"}
+    return {"margin": expert.margin, "tie_below": expert.tie_below, "said": str(expert)}
+
+
+def kind_of(found: Mapping[str, Any]) -> str:
+    """A divergence in a word: "tie", "router tie" or "DIFFERENT"."""
+    kind = found.get("kind", "tie" if found["tie"] else "different")
+    return "DIFFERENT" if kind == "different" else str(kind)
+
+
+def margins_of(found: Mapping[str, Any]) -> str:
+    """The margins behind a divergence's kind."""
+    router = found.get("router")
+    return f"top-2 margin {found['margin']:.2g}" + ("" if router is None else f"; closest experts: {router['said']}")
 
 
 def at_filters_edge(logits_V: torch.Tensor, sampling: Sampling, token: int, *, edge: float = FILTER_EDGE) -> bool:
@@ -115,4 +146,10 @@ def exactness(requests: Sequence[Request], method: str) -> Exactness:
     """Counts equal, tied and different answers of `method` from the divergences noted when they were made."""
     found: list[Mapping[str, Any]] = [r.divergences[method] for r in requests if method in r.divergences]
     ties = sum(bool(entry["tie"]) for entry in found)
-    return Exactness(requests=len(requests), equal=len(requests) - len(found), ties=ties, different=len(found) - ties)
+    return Exactness(
+        requests=len(requests),
+        equal=len(requests) - len(found),
+        ties=ties,
+        router_ties=sum(entry.get("kind") == "router tie" for entry in found),
+        different=len(found) - ties,
+    )

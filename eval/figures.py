@@ -7,14 +7,17 @@ from typing import Any
 
 from eagle.eval.answers import Answer, Request
 from eagle.eval.statistics import FEWEST, Estimate, median, paired_ratio, quantile
+from eagle.stats import AcceptanceLength
 
 DEFINITIONS = {
     "request": "one turn of one prompt; later turns hold plain decoding's own earlier answers",
-    "tau": "acceptance length: sum over verify steps of (accepted drafts + 1) / verify steps, over all requests, "
-    "before EOS and length trimming; the token that prefill yields is not counted",
+    "tau": "acceptance length: tokens that verifications gave to the answers / verify steps, over all requests; what EOS or the "
+    "length limit cut off does not count, nor does the token that prefill yields: tau x verify steps = new tokens - requests",
+    "tau_raw": "(accepted drafts + 1) / verify steps, before anything is cut off: what servers and other projects report, to be "
+    "compared with theirs. accept_lengths of spec_bench/ add up to it",
     "tau_request_mean": "mean over requests of each request's own tau: short answers count as much as long ones",
-    "tau_trimmed": "tau with the tokens that were kept: (new tokens - 1 per request) / verify steps",
-    "acceptance": "per depth d = 0, 1, ...: share of the walks at depth d, on a node with children, that went on",
+    "acceptance": "per depth d = 0, 1, ...: share of the walks at depth d, on a node with children, that went on; whole walks, "
+    "also where the answer was cut inside one",
     "n_alpha": "of the chain: acceptance of the draft token whose context holds n of the head's own features, "
     "conditional on those before it; 0-alpha is the first draft token's",
     "tokens_per_second": "sum of new tokens / sum of wall-clock seconds of the whole calls, prefill included",
@@ -28,8 +31,9 @@ DEFINITIONS = {
     "commit_gap_ms": "p50 and p95 over commits of the time since the commit before, undivided: how long the text stands still. "
     "A commit is what one verify step yields: one token of plain decoding, a block of drafting",
     "speedup": "median over requests of (baseline's time per token / the method's time per token) on that request, "
-    f"with its 95% bootstrap interval (shown for {FEWEST} requests or more); pooled, here and in throughput and the ledger: sum "
-    "of the baseline's seconds, for as many tokens as the method's where the texts differ, / sum of the method's",
+    "with its 95% bootstrap interval (prompts are drawn, each with all its turns; shown for "
+    f"{FEWEST} prompts or more); pooled, here and in throughput and the ledger: sum of the baseline's seconds, for as many "
+    "tokens as the method's where the texts differ, / sum of the method's",
     "shares": "of the wall clock behind the prefill: verify (target forwards and LM head), draft (proposing trees, feeding "
     "the head), host (the rest: sampling, walking, committing, streaming)",
     "baselines": "hf: Hugging Face generate, same loaded weights and sampling; plain: this package's loop without drafting",
@@ -46,7 +50,8 @@ DEFINITIONS = {
     "within one process, and tokens/s is that of one process among as many as shared the machine",
     "exact": "answers whose tokens equal plain decoding's with the same seed (plain's own row and Hugging Face's assisted "
     "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
-    "are closer than 1e-4 logits (half precision: two spacings). by law: another draw from the same distribution, as the "
+    "are closer than 1e-4 logits (half precision: two spacings); a router tie: on the way there two experts were closer than "
+    "rounding, so that another forward may take the other one. by law: another draw from the same distribution, as the "
     "rule promises and `python -m eagle.eval.chi_square` tests; lossy: another distribution",
 }
 
@@ -67,8 +72,8 @@ class Figures:
     new_tokens: int
     verify_steps: int
     tau: float | None
+    tau_raw: float | None
     tau_request_mean: float | None
-    tau_trimmed: float | None
     acceptance: list[float]
     tokens_per_second: float
     ms_per_token: float | None
@@ -91,7 +96,7 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
     steps = [accepted for answer in answers for accepted in answer.accepted]
     seconds = sum(answer.seconds for answer in answers)
     new_tokens = sum(len(answer.tokens) for answer in answers)
-    drafted = any(answer.attempts_per_depth for answer in answers)
+    length = acceptance_length(answers)
 
     def speedup(baseline: str) -> Estimate | None:
         if baseline not in baselines or baseline == method:
@@ -100,6 +105,8 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
             [_per_token(request.answers[baseline]) for request in requests],
             [_per_token(answer) for answer in answers],
             tokens=[len(answer.tokens) for answer in answers],
+            units=[request.prompt for request in requests],
+            unit="prompt",
             seed=seed,
         )
 
@@ -107,9 +114,9 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
         requests=len(requests),
         new_tokens=new_tokens,
         verify_steps=len(steps),
-        tau=1 + sum(steps) / len(steps) if drafted else None,
+        tau=length.tau,
+        tau_raw=length.raw,
         tau_request_mean=_mean(request_taus(answers)),
-        tau_trimmed=sum(len(a.tokens) - 1 for a in answers) / len(steps) if drafted else None,
         acceptance=acceptance_per_depth(answers),
         tokens_per_second=new_tokens / seconds,
         ms_per_token=median([1e3 * _per_token(answer) for answer in answers]),
@@ -127,10 +134,19 @@ def figures(requests: Sequence[Request], method: str, *, baselines: Sequence[str
     )
 
 
-def request_taus(answers: Sequence[Answer]) -> list[float]:
-    """Each answer's own tau, of those with a verify step; nothing of methods that do not draft."""
+def acceptance_length(answers: Sequence[Answer]) -> AcceptanceLength:
+    """Of all answers together; without a step where nothing was drafted (plain decoding)."""
     drafted = any(answer.attempts_per_depth for answer in answers)
-    return [1 + sum(a.accepted) / len(a.accepted) for a in answers if a.accepted] if drafted else []
+    return AcceptanceLength.of((len(a.tokens), a.accepted) for a in answers if drafted)
+
+
+def request_taus(answers: Sequence[Answer], *, raw: bool = False) -> list[float]:
+    """Each answer's own tau, of those with a verify step; nothing of methods that do not draft."""
+    if not any(answer.attempts_per_depth for answer in answers):
+        return []
+    lengths = [AcceptanceLength.of([(len(a.tokens), a.accepted)]) for a in answers]
+    found = [one.raw if raw else one.tau for one in lengths]
+    return [tau for tau in found if tau is not None]
 
 
 def inter_token(answers: Sequence[Answer]) -> Spread | None:
@@ -182,6 +198,7 @@ def record(requests: Sequence[Request], method: str, *, baselines: Sequence[str]
         "device_use": device_use(answers),
         "peak_memory": peaks(answers),
         "tau": values.tau,
+        "tau_raw": values.tau_raw,
         "acceptance": values.acceptance,
     }
 

@@ -22,7 +22,7 @@ from eagle.checkpoint import load_head
 from eagle.config import Recipe, as_dict
 from eagle.environment import git_commit, hardware, peak_memory, versions
 from eagle.errors import EagleError
-from eagle.eval.answers import FORMAT, AnswerLog, Request
+from eagle.eval.answers import AnswerLog, Request
 from eagle.eval.curves import Curves
 from eagle.eval.figures import peaks
 from eagle.eval.identity import answers_identity, evaluation_identity, text_identity
@@ -34,6 +34,7 @@ from eagle.eval.record_steps import record_trees
 from eagle.eval.report import REPORT, write_report, write_results
 from eagle.eval.results import print_results, read_results
 from eagle.eval.runner import Runner, every_request, known
+from eagle.eval.schema import FORMAT
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise

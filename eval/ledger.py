@@ -23,18 +23,18 @@ from eagle.eval.results import main_method
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting
 from eagle.eval.statistics import falls_through_one, paired_ratio
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 
 CONTEXTS = 12
 """Prompts (with the first half of their answers) that costs are timed behind, at least the largest batch."""
 
 DEFINITIONS = {
-    "predicted": "tau_trimmed * (target_ms(1 node a row) + host of a plain step) / (draft + target(n) + host), target timed "
-    "apart, the rest from every other prompt; over the plain loop, prefills left out. tau_trimmed: tau without the tokens that "
-    "the end of an answer cut off; the diagnosis takes tau itself",
+    "predicted": "tau * (target_ms(1 node a row) + host of a plain step) / (draft + target(n) + host), target timed "
+    "apart, the rest from every other prompt; over the plain loop, prefills left out",
     "predicted_from_run": "the same with every part from the clocks of the fitted half",
     "measured": "of the other prompts: plain's seconds per token / the method's, behind the prefill; pooled (plain's seconds for "
-    "as many tokens as the method's / the method's seconds), and the median over requests with its 95% interval",
+    "as many tokens as the method's / the method's seconds), and the median over requests with its 95% interval over prompts",
     "error": "predicted / measured - 1",
     "alpha_ms, beta": "T(n) = alpha + n * beta(n); alpha: intercept of the least-squares line (of relative errors) through "
     "the points",
@@ -51,7 +51,7 @@ class Fit:
     """What the requests of one half say of a method, per verify step; milliseconds."""
 
     tau: float
-    tau_trimmed: float
+    tau_raw: float
     nodes: float
     draft_ms: float
     target_ms: float
@@ -59,7 +59,8 @@ class Fit:
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> "Fit":
-        steps = max(1, sum(len(answer.accepted) for answer in answers))
+        length = AcceptanceLength.of((len(answer.tokens), answer.accepted) for answer in answers)
+        steps = max(1, length.steps)
 
         def per_step(seconds: float) -> float:
             return 1e3 * seconds / steps
@@ -67,8 +68,8 @@ class Fit:
         draft, verify = sum(a.draft_seconds for a in answers), sum(a.verify_seconds for a in answers)
         total = sum(a.seconds - a.prefill_seconds for a in answers)
         return cls(
-            tau=1 + sum(sum(a.accepted) for a in answers) / steps,
-            tau_trimmed=sum(len(a.tokens) - 1 for a in answers) / steps,
+            tau=length.tau or 1.0,
+            tau_raw=length.raw or 1.0,
             nodes=sum(a.nodes for a in answers) / steps,
             draft_ms=per_step(draft),
             target_ms=per_step(verify),
@@ -251,18 +252,20 @@ def _entry(
         one_ms=cost.at(1),
         plain_host_ms=plain.host_ms + plain.draft_ms,
     )
-    predicted = dataclasses.replace(cycle, tau=fit.tau_trimmed).speedup
-    from_run = dataclasses.replace(cycle, tau=fit.tau_trimmed, target_ms=fit.target_ms, one_ms=plain.target_ms).speedup
+    predicted = cycle.speedup
+    from_run = dataclasses.replace(cycle, target_ms=fit.target_ms, one_ms=plain.target_ms).speedup
     measured = paired_ratio(
         [_decode_ms(request.answers[PLAIN]) for request in held_out],
         [_decode_ms(request.answers[name]) for request in held_out],
         tokens=[_decoded(request.answers[name]) for request in held_out],
+        units=[request.prompt for request in held_out],
+        unit="prompt",
     )
     assert measured is not None
     return {
         "method": name,
         **dataclasses.asdict(cycle),
-        "tau_trimmed": fit.tau_trimmed,
+        "tau_raw": fit.tau_raw,
         "cycle_ms": cycle.cycle_ms,
         "plain_ms": cycle.plain_ms,
         "propose": dataclasses.asdict(timing),
@@ -360,7 +363,7 @@ def _curve(
         points.append(
             {
                 "batch": batch,
-                "predicted": dataclasses.replace(cycle, tau=entry["tau_trimmed"]).speedup,
+                "predicted": cycle.speedup,
                 "measured": None if ratio is None else ratio["pooled"],
                 "diagnosis": diagnose(cycle, alone=cycles[0], drafter=drafter).as_dict(),
                 "cycle": dataclasses.asdict(cycle),

@@ -5,7 +5,8 @@ The judge is the training module: `unroll` (eagle/train/unroll.py) over the targ
   document's own tokens drafted behind every root;
 - each file format: the head exported to it, imported again, and run as the training module; also the largest difference of
   any weight.
-All in float32. Depth k predicts the token k places behind the root; a chain of k - 1 drafted tokens lies between.
+All in float32; what may lie between them follows from how far rounding alone moves the judge at that depth
+(eagle/eval/rounding.py). Depth k predicts the token k places behind the root; a chain of k - 1 drafted tokens lies between.
 T tokens, D draft vocabulary.
 """
 
@@ -24,6 +25,7 @@ from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.eval.forced_chain import ForcedChain
 from eagle.eval.prompt_set import load_prompts
+from eagle.eval.rounding import ROUNDINGS, shaken
 from eagle.formats.own import OWN
 from eagle.formats.registry import EXPORTED, FORMATS
 from eagle.formats.target_facts import TargetFacts, settings_as_trained
@@ -36,9 +38,8 @@ from eagle.train.unroll import unroll
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens
 
-TOLERANCE = 1e-4
-"""Largest difference allowed, as a share of the largest logit that the training module gives at that depth: float32 products
-of other shapes are summed in another order, which moves a logit by some 1e-6 of that."""
+SHAKES = 2
+"""Times that each prompt is run with random rounding."""
 LONGEST = 64
 """Tokens taken of each prompt: every position of them is a root."""
 PIECE = 3
@@ -59,12 +60,13 @@ def parity(
     """Compares; returns the table as plain values (`print_parity` shows it). `within`: whether all is within tolerance.
 
     target: path, hub id or .gguf file. limit: prompts per source. formats: names of file formats; None: all that take this head.
+    tolerance: largest difference, as a share of the largest logit of that depth; None: ROUNDINGS times what rounding alone moves.
     Raises EagleError for a head that does not fit the target, and for no prompt long enough.
     """
     if not 1 <= depth <= LONGEST - 2:
         raise EagleError(f"depth is {depth}, expected 1 to {LONGEST - 2} ({LONGEST} tokens of each prompt are taken)")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
-        raise EagleError(f"tolerance is {tolerance}, expected 0 or a positive number such as {TOLERANCE:g}")
+        raise EagleError(f"tolerance is {tolerance}, expected 0 or a positive number such as 1e-4")
     loaded = load_head(head)
     assert loaded.folder is not None
     trained = settings_as_trained(target, loaded.folder, trust_remote_code=trust_remote_code)
@@ -80,6 +82,9 @@ def parity(
         for ids in documents:
             judge_KTD = training_logits(loaded, model, ids, depth=depth)
             compared.judge(judge_KTD)
+            for seed in range(SHAKES if tolerance is None else 0):
+                with shaken(model.decoder, loaded, seed=seed):
+                    compared.shaken(judge_KTD, training_logits(loaded, model, ids, depth=depth))
             compared.add("decoder", judge_KTD, decoder_logits(loaded, model, ids, depth=depth))
             bar.advance(1)
             for name, (variant, _) in variants.items():
@@ -89,7 +94,7 @@ def parity(
                     logits_KTD = logits_KTD[..., loaded.vocabulary.target_ids_D.to(logits_KTD.device)]
                 compared.add(name, judge_KTD, logits_KTD)
                 bar.advance(1)
-    tolerance = TOLERANCE if tolerance is None else tolerance
+    allowed = compared.allowed(tolerance)
     return {
         "head": str(head),
         "version": loaded.version,
@@ -100,10 +105,11 @@ def parity(
         "depth": depth,
         "tolerance": tolerance,
         "largest_logit": compared.largest,
+        "allowed": allowed,
         "difference": compared.difference,
         "weights": {name: difference for name, (_, difference) in variants.items()},
         "not_compared": skipped,
-        "within": compared.within(tolerance) and all(value == 0 for _, value in variants.values()),
+        "within": compared.within(allowed) and all(value == 0 for _, value in variants.values()),
     }
 
 
@@ -112,36 +118,52 @@ class _Compared:
 
     def __init__(self, depth: int):
         self.largest = [0.0] * depth
+        self.rounding = [0.0] * depth
         self.difference: dict[str, list[float]] = {}
 
     def judge(self, logits_KTD: torch.Tensor) -> None:
-        self.largest = [max(old, float(x.abs().max())) for old, x in zip(self.largest, logits_KTD, strict=True)]
+        self.largest = _larger(self.largest, [float(x.abs().max()) for x in logits_KTD])
+
+    def shaken(self, judge_KTD: torch.Tensor, shaken_KTD: torch.Tensor) -> None:
+        self.rounding = _larger(self.rounding, _apart(judge_KTD, shaken_KTD))
 
     def add(self, name: str, judge_KTD: torch.Tensor, other_KTD: torch.Tensor) -> None:
-        far = [
-            float(torch.nan_to_num((x - y).abs(), nan=float("inf"), posinf=float("inf")).max())
-            for x, y in zip(judge_KTD, other_KTD, strict=True)
-        ]
-        old = self.difference.get(name, [0.0] * len(far))
-        self.difference[name] = [max(pair) for pair in zip(old, far, strict=True)]
+        far = _apart(judge_KTD, other_KTD)
+        self.difference[name] = _larger(self.difference.get(name, far), far)
 
-    def within(self, tolerance: float) -> bool:
+    def allowed(self, tolerance: float | None) -> list[float]:
+        """The largest difference allowed at each depth."""
+        if tolerance is None:
+            return [ROUNDINGS * moved for moved in self.rounding]
+        return [tolerance * largest for largest in self.largest]
+
+    def within(self, allowed: Sequence[float]) -> bool:
         return all(
-            far < float("inf") and far <= tolerance * largest
+            far < float("inf") and far <= most
             for row in self.difference.values()
-            for far, largest in zip(row, self.largest, strict=True)
+            for far, most in zip(row, allowed, strict=True)
         )
+
+
+def _apart(x_KTD: torch.Tensor, y_KTD: torch.Tensor) -> list[float]:
+    """Largest difference at each depth; infinite where one of the two is not finite."""
+    far_KTD = torch.nan_to_num((x_KTD - y_KTD).abs(), nan=float("inf"), posinf=float("inf"))
+    return [float(far_TD.max()) for far_TD in far_KTD]
+
+
+def _larger(old: Sequence[float], new: Sequence[float]) -> list[float]:
+    return [max(pair) for pair in zip(old, new, strict=True)]
 
 
 @torch.inference_mode()
 def training_logits(head: DraftHead, target: Target, ids: Sequence[int], *, depth: int) -> torch.Tensor:
-    """float32 [depth, T - depth, D]: what the training module predicts at every root, by draft depth."""
+    """[depth, T - depth, D]: what the training module predicts at every root, by draft depth."""
     ids_1T = torch.tensor([list(ids)])
     states = target.features(ids_1T, head.aux_layers)
     predictions = unroll(head, _states(states).to(head.fc.weight), target.embed(ids_1T).to(head.fc.weight), steps=depth)
     tokens = DraftTokens(target.tokens, head.vocabulary)
     roots = len(ids) - depth
-    return torch.stack([head.logits(step[0, :roots], tokens).float() for step in predictions])
+    return torch.stack([head.logits(step[0, :roots], tokens) for step in predictions])
 
 
 @torch.inference_mode()
@@ -165,7 +187,7 @@ def decoder_logits(head: DraftHead, target: Target, ids: Sequence[int], *, depth
         drafter.observe(states[:, i : i + 1], torch.tensor([[ids[i + 1]]]), torch.tensor([1]))
         chain.tokens = list(ids[i + 2 : i + 1 + depth])
         drafter.propose()
-        logits_TKD.append(chain.logits_KD.float())
+        logits_TKD.append(chain.logits_KD)
     return torch.stack(logits_TKD, dim=1)
 
 
@@ -268,15 +290,21 @@ def print_parity(result: dict[str, Any]) -> None:
         weights = result["weights"].get(name)
         label = name if name == "decoder" else f"{name}, exported and imported"
         table.add_row(label, *(f"{far:.2g}" for far in row), "" if weights is None else f"{weights:.2g}")
-    table.add_row("(largest logit)", *(f"{value:.3g}" for value in result["largest_logit"]), "", style="dim")
+    for label, key in (("(allowed)", "allowed"), ("(largest logit)", "largest_logit")):
+        table.add_row(label, *(f"{value:.3g}" for value in result[key]), "", style="dim")
     console.print(f"{result['head']} behind {result['target']}, {result['dtype']}", markup=False, soft_wrap=True)
     console.print(table)
     for name, reason in result["not_compared"].items():
         console.print(f"{name}: not exported: {reason}", markup=False, soft_wrap=True)
     verdict = "within" if result["within"] else "BEYOND"
+    tolerance = result["tolerance"]
+    allowed = (
+        f"{ROUNDINGS} times what rounding alone moves a logit"
+        if tolerance is None
+        else f"{tolerance:g} times the largest logit"
+    )
     console.print(
-        f"{result['roots']} roots of {result['prompts']} prompts; {verdict} the tolerance of {result['tolerance']:g} times the "
-        "largest logit (weights: exactly equal)",
+        f"{result['roots']} roots of {result['prompts']} prompts; {verdict} the tolerance of {allowed} (weights: exactly equal)",
         markup=False,
         soft_wrap=True,
     )

@@ -31,16 +31,16 @@ from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.quality_report import print_quality, write_quality
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting, parse_settings
-from eagle.eval.statistics import FEWEST, paired_difference, paired_ratio
+from eagle.eval.statistics import FEWEST, RESAMPLES, paired_difference, paired_ratio
 from eagle.eval.warm_up import warm_ups
 from eagle.eval.which_head import drafting_head
 from eagle.progress import ProgressBar, console
 from eagle.rules import rule_of
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 
 LOSSLESS = "coupled"
 RULES = (LOSSLESS, "top_k", "typical")
-RESAMPLES = 2000
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 EXTRACTIONS: dict[str, str] = {
@@ -56,7 +56,8 @@ DEFINITIONS = {
     },
     "difference": "rule minus coupled over the same prompts and seeds, with its 95% paired bootstrap interval (prompts are drawn "
     f"with replacement, {RESAMPLES} times; given for {FEWEST} prompts or more); an interval that holds 0 shows no difference",
-    "tau": "accepted drafts + 1 per verify step, pooled",
+    "tau": "tokens that verifications gave to the answers per verify step, pooled (tau_raw in quality.json: before EOS and the "
+    "length limit cut)",
     "tok/s": "new tokens over the wall time of the whole calls, then the median over prompts of its ratio to coupled's with a "
     "95% bootstrap interval",
 }
@@ -201,20 +202,20 @@ def summary(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
                 [theirs["seconds"] / theirs["tokens"] for _, theirs in pairs],
                 [mine["seconds"] / mine["tokens"] for mine, _ in pairs],
                 tokens=[mine["tokens"] for mine, _ in pairs],
+                unit="prompt",
                 seed=seed,
             )
             body["speed_over_lossless"] = None if speedup is None else dataclasses.asdict(speedup)
             parts = [[(one["nll"], one["tokens"]) for one in pair] for pair in pairs]
-            body["nll_difference"] = paired_difference(parts, resamples=RESAMPLES, seed=seed)
+            body["nll_difference"] = paired_difference(parts, seed=seed)
             for name in EXTRACTIONS if judged else ():
                 parts = [[(one["right"][name], 1) for one in pair] for pair in judged]
-                body[f"accuracy_difference_{name}"] = paired_difference(parts, resamples=RESAMPLES, seed=seed)
+                body[f"accuracy_difference_{name}"] = paired_difference(parts, seed=seed)
         result[rule] = body
     return result
 
 
 def _figures(answers: Sequence[Record]) -> dict[str, Any]:
-    steps = [accepted for one in answers for accepted in one["accepted"]]
     judged = [one for one in answers if one["right"] is not None]
     return {
         "answers": len(answers),
@@ -225,7 +226,7 @@ def _figures(answers: Sequence[Record]) -> dict[str, Any]:
             for name in EXTRACTIONS
         },
         "judged": len(judged),
-        "tau": 1 + sum(steps) / max(len(steps), 1),
+        **AcceptanceLength.of((one["tokens"], one["accepted"]) for one in answers).as_dict(),
         "tokens_per_second": sum(one["tokens"] for one in answers) / sum(one["seconds"] for one in answers),
     }
 

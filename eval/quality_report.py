@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.eval.report_parts import number
 from eagle.eval.results import ratio_text
 from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path, write_json
@@ -42,7 +43,7 @@ def rows(body: Mapping[str, Any]) -> list[list[str]]:
             _difference(one.get("accuracy_difference_####"), percent=True),
             _right(one, "last number"),
             _difference(one.get("accuracy_difference_last number"), percent=True),
-            f"{one['tau']:.2f}",
+            number(one["tau"]),
             f"{one['tokens_per_second']:.1f}"
             + (f", {ratio_text(one['speed_over_lossless'])}" if rule != "coupled" else ""),
         ]
@@ -75,8 +76,8 @@ def print_quality(result: Mapping[str, Any], out: Console | None = None) -> None
         table = Table(
             title=_headline(result, label), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
         )
-        for number, heading in enumerate(_HEADINGS):
-            table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        for column, heading in enumerate(_HEADINGS):
+            table.add_column(heading, justify="left" if column == 0 else "right", no_wrap=column == 0)
         for row in rows(body):
             table.add_row(*(cell.replace(" [", "\n[") for cell in row))
         out.print(table)

@@ -20,8 +20,8 @@ def tiles(result: Result, setting: str) -> list[tuple[str, str, str]]:
         ratio = row[f"speedup_{baseline}"]
         if ratio is not None:
             beneath = f"95% interval {ratio['low']:.2f} to {ratio['high']:.2f}"
-            if ratio["samples"] < FEWEST:
-                beneath = f"of {ratio['samples']} request{'s' * (ratio['samples'] > 1)}: too few for an interval"
+            if ratio["units"] < FEWEST:
+                beneath = f"of {ratio['units']} {ratio['unit']}{'s' * (ratio['units'] > 1)}: too few for an interval"
             found.append((f"speed-up over {LABELS[baseline]}", f"{ratio['median']:.2f}x", beneath))
     if row["tau"] is not None:
         found.append(("acceptance length (tau)", number(row["tau"]), f"over {row['verify_steps']:,} verify steps"))

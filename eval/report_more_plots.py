@@ -60,7 +60,7 @@ def _batch_plot(entry: Mapping[str, Any], *, key: str) -> Plot:
                     str(point["batch"]),
                     f"{point['plain_tokens_per_second']:.1f}",
                     f"{point['tokens_per_second']:.1f}",
-                    f"{point['tau']:.2f}",
+                    number(point["tau"]),
                     ratio_text(point["speedup"]),
                     "-" if point["speedup"] is None else f"{point['speedup']['pooled']:.2f}x",
                     "yes" if not point["different"] else f"{point['different']} DIFFERENT",
@@ -72,8 +72,8 @@ def _batch_plot(entry: Mapping[str, Any], *, key: str) -> Plot:
 
 
 def _median_point(batch: float, speedup: Mapping[str, Any]) -> Point:
-    """With its interval, where there are samples enough for one."""
-    if speedup["samples"] < FEWEST:
+    """With its interval, where there are groups enough for one."""
+    if speedup["units"] < FEWEST:
         return Point(x=batch, y=speedup["median"])
     return Point(x=batch, y=speedup["median"], low=speedup["low"], high=speedup["high"])
 
@@ -156,7 +156,7 @@ def training_plot(result: Result) -> Plot | None:
         title="Acceptance length (tau) over training",
         definition="Decoded tau: of the real decoder on held-out prompts. Estimated tau: of a chain on "
         "validation documents, teacher-forced, "
-        "from agreement with the target's greedy choice.",
+        "from agreement with the target's greedy choice; nothing is cut off of it.",
         drawing=tau_drawing(rows),
         alt=f"Tau at {len(rows)} steps of training, up to step {rows[-1]['step']}: {said}.",
         table=Table(

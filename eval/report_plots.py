@@ -63,7 +63,7 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
             figures = method["overall"] if key == "overall" else method["categories"][key]
             found = figures[field]
             value = None if found is None else found["median"]
-            interval = None if found is None or found["samples"] < FEWEST else (found["low"], found["high"])
+            interval = None if found is None or found["units"] < FEWEST else (found["low"], found["high"])
             values += [one for one in (value, *(interval or ())) if one is not None]
             shown = "-" if found is None else f"{found['median']:.2f}x"
             ratios.append(Ratio(name=label_of(name), style=style[name], value=value, interval=interval, shown=shown))
@@ -83,7 +83,8 @@ def speedup_plot(result: Result, setting: str, baseline: str) -> Plot | None:
         key=f"speedup-{baseline}-{_slug(setting)}",
         title=f"Speed-up over {LABELS[baseline]} by task",
         definition=f"Median over requests of ({LABELS[baseline]}'s time per token / the method's) on the same "
-        f"request, with its 95% bootstrap interval (of {FEWEST} requests or more). Right of the line: faster. "
+        f"request, with its 95% bootstrap interval (of {FEWEST} prompts or more, drawn with all their turns). "
+        "Right of the line: faster. "
         "Methods that were found not exact are left out; "
         "the column exact of the table above says what each one's text is held against.",
         drawing=forest(drawn, x=Axis.over("speed-up (ratio)", values), reference=(1.0, f"{LABELS[baseline]} = 1")),
@@ -205,7 +206,7 @@ def request_tau_plot(result: Result, setting: str) -> Plot | None:
     return Plot(
         key=f"request-tau-{_slug(setting)}",
         title=f"Acceptance length (tau) by request, {label_of(main)}",
-        definition="Requests by their own tau: (accepted drafts + 1) per verify step of that request's answer. "
+        definition="Requests by their own tau: tokens per verify step of that request's answer. "
         "1 means that no draft was "
         f"ever right. Pooled over all requests tau is {number(tau)}.",
         drawing=histogram(

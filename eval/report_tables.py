@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from eagle.eval.exactness import kind_of, margins_of
 from eagle.eval.report_parts import Table
 from eagle.eval.results import (
     CATEGORY_HEADINGS,
@@ -60,8 +61,8 @@ def divergence_table(result: Result) -> Table | None:
             found["prompt"],
             str(found["turn"]),
             str(found["index"]),
-            f"{found['margin']:.2g}",
-            "tie" if found["tie"] else "DIFFERENT",
+            margins_of(found).removeprefix("top-2 margin "),
+            kind_of(found),
         )
         for setting, body in result["settings"].items()
         for found in body["divergences"]

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.errors import EagleError
-from eagle.eval.answers import FORMAT
+from eagle.eval.exactness import kind_of, margins_of
 from eagle.eval.ledger_lines import ledger_lines
 from eagle.eval.report_parts import number
-from eagle.eval.schema import NOT_DESCRIBED, problems, results_schema
+from eagle.eval.schema import FORMAT, NOT_DESCRIBED, problems, results_schema
 from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path
 
@@ -65,7 +65,8 @@ def load_results(folder: Path) -> dict[str, Any]:
     found = result.get("format") if isinstance(result, dict) else None
     if found != FORMAT:
         raise EagleError(
-            f"{path} has format {found}, this version of eagle reads format {FORMAT}; measure again with eagle eval RECIPE"
+            f"{path} has format {found}, this version of eagle reads format {FORMAT}; run eagle eval RECIPE again (it "
+            "takes over the answers beside it that it knows)"
         )
     schema = results_schema()
     # What a later version may have added does no harm here.
@@ -223,8 +224,8 @@ def notes(body: Mapping[str, Any]) -> list[str]:
     row, plain = body["methods"][main]["overall"], body["methods"]["plain"]["overall"]
     if row["tau"] is not None:
         lines.append(
-            f"{label_of(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {number(row['tau'], 3)} (after "
-            f"trimming {number(row['tau_trimmed'], 3)}) over {row['verify_steps']} verify steps"
+            f"{label_of(main)}: acceptance per depth {_rates(row['acceptance'])}; tau {number(row['tau'], 3)} (raw, "
+            f"before EOS and the length limit cut: {number(row['tau_raw'], 3)}) over {row['verify_steps']} verify steps"
         )
         for baseline, label in (("speedup_hf", "HF"), ("speedup_plain", "plain")):
             if row[baseline]:
@@ -246,10 +247,9 @@ def notes(body: Mapping[str, Any]) -> list[str]:
     if body["n_alpha"]:
         lines.append(f"chain: n-alpha, n = 0, 1, ...: {_rates(body['n_alpha'])}")
     for found in body["divergences"]:
-        kind = "tie" if found["tie"] else "DIFFERENT"
         lines.append(
-            f"{found['method']} leaves {found['versus']} ({kind}): {found['prompt']}, turn {found['turn']}, token "
-            f"{found['index']}, top-2 margin {found['margin']:.2g}"
+            f"{found['method']} leaves {found['versus']} ({kind_of(found)}): {found['prompt']}, turn {found['turn']}, token "
+            f"{found['index']}, {margins_of(found)}"
         )
     return lines
 
@@ -267,8 +267,8 @@ def footnotes(result: Mapping[str, Any]) -> list[str]:
     lines += ledger_lines(result.get("ledger"))
     lines.append(
         "over HF, over plain: speed-up, the median over requests of the paired ratio of time per token "
-        f"[95% bootstrap interval, of {FEWEST} requests or more]; TTFT: time to first token; exact, by law, lossy: see the "
-        "definitions in summary.md"
+        f"[95% bootstrap interval over {drawn_words(result)}, of {FEWEST} or more]; TTFT: time to first token; exact, by law, "
+        "lossy: see the definitions in summary.md"
     )
     bodies = result["settings"].values()
     taus = [body["methods"][main_method(body)]["overall"]["tau"] for body in bodies]
@@ -293,8 +293,18 @@ def ratio_text(value: Mapping[str, float] | None) -> str:
     """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None:
         return "-"
-    alone = value["samples"] < FEWEST or value["low"] == value["high"]
+    units = value.get("units", value["samples"])  # an older tuned.json's groups are units of their own
+    alone = units < FEWEST or value["low"] == value["high"]
     return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
+
+
+def drawn_words(result: Mapping[str, Any]) -> str:
+    """What the speed-ups' intervals drew."""
+    rows = [method["overall"] for body in result["settings"].values() for method in body["methods"].values()]
+    found = {row[key]["unit"] for row in rows for key in ("speedup_hf", "speedup_plain") if row[key] is not None}
+    return (
+        "turns (as if those of one prompt were independent)" if "turn" in found else "prompts (each with all its turns)"
+    )
 
 
 def _rates(values: Sequence[float]) -> str:
@@ -307,7 +317,8 @@ def exact_text(row: Mapping[str, Any]) -> str:
     if counts is None:
         return {"distribution": "by law", "lossy": "lossy", "none": ""}.get(row["check"], "not checked")
     text = f"{counts['equal']}/{counts['requests']}"
-    text += f" + {counts['ties']} ties" if counts["ties"] else ""
+    routers = f" ({counts['router_ties']} of routers)" if counts.get("router_ties") else ""
+    text += f" + {counts['ties']} ties{routers}" if counts["ties"] else ""
     return text + (f", {counts['different']} DIFFERENT" if counts["different"] else "")
 
 

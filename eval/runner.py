@@ -117,6 +117,7 @@ class Runner:
                 reference=answers[versus].tokens,
                 versus=versus,
                 sampling=setting.seeded(seed),
+                alike=len(ids) if versus == PLAIN else 0,
             )
             if found is not None:
                 divergences[name] = found

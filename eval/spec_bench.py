@@ -57,7 +57,8 @@ def write_answer_files(
     evaluation/speed.py reads them (--file-path METHOD.jsonl --base-path hf.jsonl). Returns the paths.
     What an earlier evaluation left of other methods in a setting's folder is removed: it may be of other questions.
 
-    Its mean accepted tokens is the mean of accept_lengths: accepted drafts + 1 per verify step, this package's pooled tau.
+    Its mean accepted tokens is the mean of accept_lengths: accepted drafts + 1 per verify step, as Spec-Bench counts them, before
+    anything is cut off: this package's tau_raw, not its tau.
     Its tokens per second is the mean over questions of new tokens / seconds - here it is the ratio of the sums -, and it
     counts a baseline's tokens by tokenising the text again, less one.
     """

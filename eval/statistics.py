@@ -1,14 +1,23 @@
-"""Medians, ratios and their bootstrap intervals; the chi-square test."""
+"""Medians, ratios and their bootstrap intervals; the chi-square test.
+
+n values, U units: what a bootstrap draws with replacement. Values of one unit (the turns of a prompt) go together, so they
+are drawn together: an interval over single turns would be too narrow. R resamples.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
+Unit = Literal["prompt", "group", "turn"]
+"""prompt: a prompt with all its turns; group: rows decoded together; turn: one request, of older results alone."""
+
 FEWEST = 6
-"""Samples from which on a 95% interval of a median exists: even the whole range of 5 misses it in 2 / 2^5 = 6% of cases."""
+"""Units from which on a 95% interval of a median exists: even the whole range of 5 misses it in 2 / 2^5 = 6% of cases."""
+RESAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,10 @@ class Estimate:
     pooled: float
     """The baseline's seconds for as many tokens as the method's / the method's seconds: long answers count for more."""
     samples: int
+    """Ratios that the median is of"""
+    units: int
+    """Units that the interval was drawn from; fewer than FEWEST: it says nothing, and is not shown"""
+    unit: Unit
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -33,37 +46,82 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if len(values) else None
 
 
-def bootstrap_interval(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median: values are drawn with replacement `resamples` times.
+def drawn(units: Sequence[Hashable], *, resamples: int, seed: int) -> np.ndarray:
+    """int64 [R, n]: how often each value is in each resample. units: whose value each is; units are drawn with replacement,
+    as many as there are, each with all its values. The same units and seed give the same resamples."""
+    places = {unit: place for place, unit in enumerate(dict.fromkeys(units))}
+    draws_RU = np.random.default_rng(seed).integers(0, len(places), size=(resamples, len(places)))
+    times_RU = np.stack([np.bincount(draw, minlength=len(places)) for draw in draws_RU])
+    return times_RU[:, [places[unit] for unit in units]]
 
-    The same values and seed give the same interval. One value gives an interval without width: it says nothing.
+
+def bootstrap_interval(
+    values: Sequence[float],
+    *,
+    units: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median. units: whose each value is (None: every value is a unit of its own).
+
+    The same values and seed give the same interval. One unit gives an interval without width: it says nothing.
     """
     assert len(values) > 0
     assert 0.0 < confidence < 1.0
     array_n = np.asarray(values, dtype=np.float64)
-    draws_rn = np.random.default_rng(seed).integers(0, len(array_n), size=(resamples, len(array_n)))
-    medians_r = np.median(array_n[draws_rn], axis=1)
-    low, high = np.quantile(medians_r, [(1 - confidence) / 2, (1 + confidence) / 2])
+    order = np.argsort(array_n)
+    times_Rn = drawn(range(len(array_n)) if units is None else units, resamples=resamples, seed=seed)[:, order]
+    upto_Rn, counts_R = times_Rn.cumsum(axis=1), times_Rn.sum(axis=1)
+    middle_R2 = [(upto_Rn > half_R[:, None]).argmax(axis=1) for half_R in ((counts_R - 1) // 2, counts_R // 2)]
+    medians_R = np.mean([array_n[order][place_R] for place_R in middle_R2], axis=0)
+    return _percentiles(medians_R, confidence)
+
+
+def pooled_interval(
+    parts: Sequence[tuple[float, float]], *, units: Sequence[Hashable], resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """95% percentile bootstrap interval of sum of numerators / sum of denominators. parts: (numerator, denominator) each."""
+    sums_R2 = drawn(units, resamples=resamples, seed=seed) @ np.asarray(parts, dtype=np.float64)
+    return _percentiles(sums_R2[:, 0] / np.maximum(sums_R2[:, 1], 1e-300))
+
+
+def _percentiles(found_R: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    low, high = np.quantile(found_R, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
 def paired_ratio(
-    baseline: Sequence[float], method: Sequence[float], *, tokens: Sequence[int], seed: int = 0
+    baseline: Sequence[float],
+    method: Sequence[float],
+    *,
+    tokens: Sequence[int],
+    units: Sequence[Hashable] | None = None,
+    unit: Unit,
+    seed: int = 0,
 ) -> Estimate | None:
     """The speed-up over pairs: the median of baseline / method with its 95% interval, and pooled.
 
     baseline, method: seconds per token of each pair; tokens: the method's. Pooled, a pair counts by the method's tokens on both
-    sides: the baseline's text may be a longer or a shorter one. None when there is no pair.
+    sides: the baseline's text may be a longer or a shorter one. units: the `unit` that each pair is of, such as its prompt
+    (None: each is one of its own). None when there is no pair.
     """
-    assert len(baseline) == len(method) == len(tokens)
+    units = range(len(baseline)) if units is None else units
+    assert len(baseline) == len(method) == len(tokens) == len(units)
     if not len(baseline):
         return None
     ratios = np.asarray(baseline, dtype=np.float64) / np.asarray(method, dtype=np.float64)
-    low, high = bootstrap_interval(ratios.tolist(), seed=seed)
+    low, high = bootstrap_interval(ratios.tolist(), units=units, seed=seed)
     pooled = float(np.dot(baseline, tokens) / np.dot(method, tokens))
-    return Estimate(median=float(np.median(ratios)), low=low, high=high, pooled=pooled, samples=len(ratios))
+    return Estimate(
+        median=float(np.median(ratios)),
+        low=low,
+        high=high,
+        pooled=pooled,
+        samples=len(ratios),
+        units=len(set(units)),
+        unit=unit,
+    )
 
 
 def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | None:
@@ -81,24 +139,24 @@ def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | N
 
 
 def paired_difference(
-    pairs: Sequence[Sequence[tuple[float, float]]], *, resamples: int = 2000, seed: int = 0
+    pairs: Sequence[Sequence[tuple[float, float]]], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, float]:
-    """Difference of two pooled ratios over the same requests, with its 95% percentile bootstrap interval over them.
+    """Difference of two pooled ratios over the same prompts, with its 95% percentile bootstrap interval over them.
 
-    pairs: per request ((numerator, denominator) of one method, the same of the other); the figure of a method is the sum of
+    pairs: per prompt ((numerator, denominator) of one method, the same of the other); the figure of a method is the sum of
     its numerators / the sum of its denominators. Keys: difference (first - second), low, high, pairs.
     """
     assert len(pairs) > 0
     parts_P22 = np.asarray(pairs, dtype=np.float64)
-    draws_rP = np.random.default_rng(seed).integers(0, len(pairs), size=(resamples, len(pairs)))
 
     def difference(sums_x22: np.ndarray) -> np.ndarray:
         ratios_x2 = sums_x22[..., 0] / np.maximum(sums_x22[..., 1], 1e-300)
         return np.asarray(ratios_x2[..., 0] - ratios_x2[..., 1])
 
-    low, high = np.quantile(difference(np.stack([parts_P22[draw].sum(axis=0) for draw in draws_rP])), [0.025, 0.975])
+    times_RP = drawn(range(len(pairs)), resamples=resamples, seed=seed)
+    low, high = _percentiles(difference(np.einsum("rp,pij->rij", times_RP, parts_P22)))
     whole = float(difference(parts_P22.sum(axis=0)))
-    return {"difference": whole, "low": float(low), "high": float(high), "pairs": len(pairs)}
+    return {"difference": whole, "low": low, "high": high, "pairs": len(pairs)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ def summarise_setting(requests: Sequence[Request], checks: Mapping[str, Check], 
                 "categories": {c: row([r for r in requests if r.category == c], name) for c in categories},
                 "trees": sorted({r.answers[name].tree for r in requests} - {""}),
                 "request_tau": request_taus([r.answers[name] for r in requests]),
+                "request_tau_raw": request_taus([r.answers[name] for r in requests], raw=True),
             }
             for name in checks
         },

@@ -25,11 +25,13 @@ from eagle.eval.batch_answer import BatchAnswer, answer_batch
 from eagle.eval.check import checked_decoder
 from eagle.eval.exactness import divergence
 from eagle.eval.prompt_set import recipe_prompts, spread
+from eagle.eval.report_parts import number
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
 from eagle.eval.statistics import FEWEST, Estimate, falls_through_one, paired_ratio
 from eagle.eval.warm_up import warm_ups
 from eagle.progress import ProgressBar, console
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 
 
@@ -40,7 +42,9 @@ class BatchPoint:
     batch: int
     plain_tokens_per_second: float
     tokens_per_second: float
-    tau: float
+    tau: float | None
+    """None: every answer ended with the prefill's token"""
+    tau_raw: float | None
     different: int
     """Answers (of both methods) that are not plain decoding's at the smallest batch size, nor leave it at a tie"""
     speedup: Estimate | None
@@ -120,18 +124,17 @@ def _point(batch: int, pairs: Sequence[tuple[BatchAnswer, BatchAnswer]], differe
         return sum(group.new_tokens for group in groups) / sum(group.seconds for group in groups)
 
     plain, drafted = [one for one, _ in pairs], [two for _, two in pairs]
-    stats = [row for group in drafted for row in group.stats]
-    steps = sum(row.verify_steps for row in stats)
     ratio = paired_ratio(
         [group.seconds / max(1, group.new_tokens) for group in plain],
         [group.seconds / max(1, group.new_tokens) for group in drafted],
         tokens=[max(1, group.new_tokens) for group in drafted],
+        unit="group",
     )
     return BatchPoint(
         batch=batch,
         plain_tokens_per_second=per_second(plain),
         tokens_per_second=per_second(drafted),
-        tau=1 + sum(sum(row.accepted) for row in stats) / max(1, steps),
+        **AcceptanceLength.of(answer for group in drafted for answer in group.answers).as_dict(),
         different=different,
         speedup=None if different else ratio,
     )
@@ -175,9 +178,9 @@ def _table(points: Sequence[BatchPoint]) -> Table:
             str(point.batch),
             f"{point.plain_tokens_per_second:.1f}",
             f"{point.tokens_per_second:.1f}",
-            f"{point.tau:.2f}",
+            number(point.tau),
             "-" if ratio is None else f"{ratio.median:.2f}x",
-            "-" if ratio is None or ratio.samples < FEWEST else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
+            "-" if ratio is None or ratio.units < FEWEST else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
             "-" if ratio is None else f"{ratio.pooled:.2f}x",
             "yes" if not point.different else f"{point.different} DIFFERENT",
         )

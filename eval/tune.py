@@ -257,6 +257,7 @@ def _of_batch(
                 "name": _name(one.tree, default),
                 "forecast": None if expected is None else {**dataclasses.asdict(expected), "tree": None},
                 "tau": one.tau,
+                "tau_raw": one.tau_raw,
                 "tokens_per_second": one.tokens_per_second,
                 "speedup": dataclasses.asdict(one.speedup),
                 "chosen": one is fastest,

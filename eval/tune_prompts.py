@@ -1,5 +1,6 @@
 """The prompts that `eagle tune` decodes: none of those that are evaluated."""
 
+import re
 from collections.abc import Sequence
 
 from eagle.chat import prompt_ids
@@ -13,6 +14,8 @@ from eagle.progress import console
 from eagle.target import Target
 
 FEWEST = 2
+_PART = re.compile(r"#\d+$")
+"""What preparation puts behind a conversation's id where it becomes several documents."""
 
 
 def tuning_prompts(recipe: Recipe, target: Target) -> list[list[int]]:
@@ -62,10 +65,12 @@ def _say_left_out(count: int, what: str) -> None:
 
 
 def _held_out(recipe: Recipe) -> list[list[int]]:
-    """What precedes the first answer of every validation document."""
+    """What precedes the first answer of every validation conversation. A conversation may be several documents (ID#0, ID#1 ...,
+    one per answer): its first one alone is taken, so that prompts are independent of each other, as intervals suppose."""
     data, _ = load_prepared(recipe.data_dir)
-    prompts = []
+    prompts: dict[str, list[int]] = {}
     for row in data.filter(lambda split: split == "validation", input_columns="split"):
         mask = list(row["loss_mask"])
-        prompts.append(list(row["input_ids"])[: mask.index(True)] if True in mask else [])
-    return prompts
+        before = list(row["input_ids"])[: mask.index(True)] if True in mask else []
+        prompts.setdefault(_PART.sub("", row["id"]), before)
+    return list(prompts.values())

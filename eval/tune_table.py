@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.eval.report_parts import number
 from eagle.eval.results import ratio_text
 
 
@@ -20,7 +21,7 @@ def print_tuning(body: Mapping[str, Any]) -> None:
         ratio, expected = row["speedup"], row["forecast"]
         table.add_row(
             ("* " if row["chosen"] else "  ") + row["name"],
-            f"{row['tau']:.2f}",
+            number(row["tau"]),
             "-" if expected is None else f"{expected['speedup']:.2f}x",
             f"{row['tokens_per_second']:.1f}",
             ratio_text(ratio),

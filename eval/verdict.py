@@ -31,8 +31,9 @@ def _speed(body: Mapping[str, Any], main: str, baseline: str) -> str:
     if ratio is None:
         return ""
     against = LABELS[baseline] if baseline == "hf" else f"the {LABELS[baseline]}"
-    how = f"median over {ratio['samples']} requests, 95% interval {ratio['low']:.2f} to {ratio['high']:.2f}"
-    if ratio["samples"] < FEWEST:
+    of = f" of {ratio['units']} prompts" if ratio["unit"] == "prompt" and ratio["units"] < ratio["samples"] else ""
+    how = f"median over {ratio['samples']} requests{of}, 95% interval {ratio['low']:.2f} to {ratio['high']:.2f}"
+    if ratio["units"] < FEWEST:
         over = "the one request" if ratio["samples"] == 1 else f"{ratio['samples']} requests (median)"
         return f"{label_of(main)} is {ratio['median']:.2f}x as fast as {against} on {over}: too few to conclude from."
     if ratio["low"] <= 1 <= ratio["high"]:

@@ -126,7 +126,7 @@ def test_the_target_drafting_the_truth_accepts_all_of_it(target: Target) -> None
     assert out.stats is not None
     stats = out.stats[0]
     assert stats.accepted == [4, 4, 4, 4]  # 1 token from the prefill, then 4 x 5
-    assert stats.tau == 5.0
+    assert (stats.tau, stats.tau_raw) == (5.0, 5.0)
     assert stats.acceptance_per_depth == [1.0] * 4
     assert stats.finish_reason == "length"
 
@@ -141,7 +141,10 @@ def test_eos_inside_an_accepted_block_ends_the_text_there(target: Target) -> Non
     assert out.sequences[0, 17:].tolist() == expected
     assert out.stats is not None
     assert (out.stats[0].finish_reason, out.stats[0].new_tokens) == ("eos", len(expected))
-    assert out.stats[0].tau_trimmed <= out.stats[0].tau
+    assert out.stats[0].tau * out.stats[0].verify_steps == len(expected) - 1, (
+        "what EOS cut off counts in the raw one alone"
+    )
+    assert out.stats[0].tau_raw >= out.stats[0].tau
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 10])

@@ -20,6 +20,7 @@ from eagle.sampling import RowSampler, Sampling
 from eagle.static_forward import StaticForward
 from eagle.target import Target
 from tests import eagle3_reference as reference
+from tests.exact import same
 from tests.head_drafters import eagle2_drafter
 from tests.oracles import BatchOracle, answers, padded, prompt, with_oracle
 from tests.tiny import FAMILIES, tiny_model
@@ -63,15 +64,15 @@ def test_aux_states_of_every_forward_are_hugging_faces(
     cache = target.new_cache(rows=2, capacity=32)
     states = target.prefill(ids[:, :13], torch.tensor([13, 11]), cache, layers)
     assert states.aux_BNA is not None
-    torch.testing.assert_close(states.aux_BNA[0], expected[0, :13], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(states.aux_BNA[1, :11], expected[1, :11], rtol=1e-4, atol=1e-4)
+    assert same(states.aux_BNA[0], expected[0, :13])
+    assert same(states.aux_BNA[1, :11], expected[1, :11])
     # A tree: tokens 13, 14 of row 0 (11, 12 of row 1) as one path, a decoy beside the second.
     tokens = torch.stack([torch.stack([row[n], torch.tensor(7), row[n + 1]]) for row, n in zip(ids, (13, 11))])
     depths, ancestors = torch.tensor([[0, 1, 1]] * 2), torch.tensor([[[0b1], [0b11], [0b101]]] * 2)
     tree = target.tree_forward(tokens, depths, ancestors, cache, layers)
     assert tree.aux_BNA is not None
-    torch.testing.assert_close(tree.aux_BNA[0, [0, 2]], expected[0, 13:15], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(tree.aux_BNA[1, [0, 2]], expected[1, 11:13], rtol=1e-4, atol=1e-4)
+    assert same(tree.aux_BNA[0, [0, 2]], expected[0, 13:15])
+    assert same(tree.aux_BNA[1, [0, 2]], expected[1, 11:13])
     assert target.tree_forward(tokens, depths, ancestors, cache).aux_BNA is None
 
 
@@ -125,7 +126,7 @@ def test_the_drafter_sees_the_aux_states_of_committed_tokens_and_of_no_other(tar
         count = min(len(seen_TX), len(tokens))
         assert count > 20
         expected_TX = hidden_states(target, torch.tensor([tokens]))[0, :count]
-        torch.testing.assert_close(seen_TX[:count], expected_TX, rtol=1e-3, atol=1e-3)
+        assert same(seen_TX[:count], expected_TX)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 6, 12])

@@ -14,6 +14,7 @@ from eagle.errors import EagleError
 from eagle.target import Target
 from eagle.vocab import DraftTokens
 from tests import eagle3_reference as reference
+from tests.exact import same
 from tests.tiny import tiny_model
 
 LAYERS = 8
@@ -54,9 +55,9 @@ def test_a_reference_folder_computes_what_the_reference_computes(
     for _ in range(2):  # the second time from its own predictions, without `fc` and without `norm`
         expected_TH = reference.forward(state, expected_TH, embeddings_TH, **options)
         got_TH = head(got_TH[None], embeddings_TH[None])[0]
-        torch.testing.assert_close(got_TH, expected_TH, rtol=1e-4, atol=1e-4)
+        assert same(got_TH, expected_TH)
     got_TD = head.logits(got_TH, DraftTokens(target.tokens, head.vocabulary))
-    torch.testing.assert_close(got_TD, reference.logits(state, expected_TH), rtol=1e-4, atol=1e-4)
+    assert same(got_TD, reference.logits(state, expected_TH))
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors", "sharded"])

@@ -15,6 +15,7 @@ from eagle.checkpoint import check_fits, head_hash, load_head, save_head
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from tests.exact import same
 from tests.tiny import FAMILIES, tiny_model
 
 
@@ -63,9 +64,7 @@ def test_the_head_is_the_published_one() -> None:
     head = make_head()
     torch.nn.init.uniform_(head.layers[0].post_attention_layernorm.weight, 0.5, 1.5)
     f, e = torch.randn(9, 32), torch.randn(9, 32)
-    torch.testing.assert_close(
-        head(f[None], e[None])[0], reference_forward(head.state_dict(), head.config, f, e), rtol=1e-4, atol=1e-5
-    )
+    assert same(head(f[None], e[None])[0], reference_forward(head.state_dict(), head.config, f, e))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -28,6 +28,7 @@ from eagle.loading import load_tokenizer, resolve_device
 from eagle.ngram_drafter import NgramDrafter
 from eagle.target import Target, weights_hash
 from eagle.token_layers import TokenLayers
+from tests.exact import same
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -39,17 +40,17 @@ def test_features_and_aux_features_are_hugging_faces_hidden_states(family: str) 
     target = Target(model)
     expected = model(IDS, output_hidden_states=True)
     features_BTH, aux_BTA = target.features(IDS, aux_layers=(0, 2))
-    torch.testing.assert_close(features_BTH, expected.hidden_states[-1], rtol=1e-5, atol=1e-5)
+    assert same(features_BTH, expected.hidden_states[-1])
     assert aux_BTA is not None
     want = torch.cat([expected.hidden_states[0], expected.hidden_states[2]], dim=-1)
-    torch.testing.assert_close(aux_BTA, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(target.logits(features_BTH), expected.logits, rtol=1e-4, atol=1e-4)
+    assert same(aux_BTA, want)
+    assert same(target.logits(features_BTH), expected.logits)
 
 
 def test_right_padding_does_not_touch_the_real_tokens() -> None:
     target = Target(tiny_model())
     padded = torch.nn.functional.pad(IDS, (0, 9), value=2)
-    torch.testing.assert_close(target.features(padded)[0][:, :20], target.features(IDS)[0], rtol=1e-5, atol=1e-5)
+    assert same(target.features(padded)[0][:, :20], target.features(IDS)[0])
 
 
 def test_ragged_rows_decode_as_if_alone() -> None:
@@ -62,8 +63,8 @@ def test_ragged_rows_decode_as_if_alone() -> None:
     got = target.tree_forward(tokens, depths, ancestors, cache).features_BNH
     for row, length in enumerate(lengths.tolist()):
         alone = target.features(torch.cat([IDS[row : row + 1, :length], tokens[row : row + 1]], dim=1))[0]
-        torch.testing.assert_close(prefilled[row, :length], alone[0, :length], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(got[row], alone[0, length:], rtol=1e-4, atol=1e-4)
+        assert same(prefilled[row, :length], alone[0, :length])
+        assert same(got[row], alone[0, length:])
 
 
 def test_an_aux_layer_that_does_not_exist_is_named() -> None:

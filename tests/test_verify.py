@@ -34,6 +34,7 @@ from tests.enumeration import (
     total_variation,
     without_replacement,
 )
+from tests.exact import TOLERANCE, apart
 from tests.oracles import BatchOracle
 from tests.tiny import tiny_model
 
@@ -294,7 +295,7 @@ def test_temperature_filters_and_penalties_reach_the_targets_probabilities(targe
         logits_V[token] = logits_V[token] / 1.7 if logits_V[token] > 0 else logits_V[token] * 1.7
     best = (logits_V / 0.5).topk(3)
     expected_V = torch.zeros(24, dtype=torch.float64).index_put((best.indices,), best.values.double().softmax(-1))
-    torch.testing.assert_close(view.probabilities(0, [9]), expected_V, atol=1e-6, rtol=1e-5)
+    assert apart(view.probabilities(0, [9]), expected_V) < TOLERANCE[torch.float32]
 
 
 def _row(target: Target, **arguments: Any) -> Any:

@@ -20,6 +20,7 @@ from eagle.target import Target
 from eagle.token_layers import TokenLayers
 from eagle.tree import DraftTree
 from eagle.vocab import DraftTokens, DraftVocabulary
+from tests.exact import LOG_Q, in_float64
 from tests.head_drafters import eagle2_drafter, static_drafter
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 
@@ -191,11 +192,12 @@ def first_tree(target: Target, drafter: HeadDrafter, ids: torch.Tensor) -> Draft
 
 def test_drafted_tokens_are_target_ids_of_the_draft_vocabulary(target: Target, vocabulary: DraftVocabulary) -> None:
     """The tree of a reduced head is that of the full head with every other token's logit at minus infinity."""
-    head = reduced_head(target, vocabulary)
-    full = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
+    target = in_float64(target)
+    head = reduced_head(target, vocabulary).double()
+    full = EagleHead(EagleHeadConfig.for_target(target.config)).eval().double()
     full.load_state_dict({key: value for key, value in head.state_dict().items() if key not in ("d2t", "t2d")})
     layers = target.tokens
-    bias = torch.full((VOCAB,), float("-inf"))
+    bias = torch.full((VOCAB,), float("-inf"), dtype=torch.float64)
     bias[vocabulary.target_ids_D] = 0
     masked = TokenLayers(embedding_VH=layers.embedding_VH, lm_head_VH=layers.lm_head_VH, lm_head_bias_V=bias)
     ids = torch.randint(3, 300, (1, 11), generator=torch.Generator().manual_seed(4))
@@ -207,7 +209,7 @@ def test_drafted_tokens_are_target_ids_of_the_draft_vocabulary(target: Target, v
     assert torch.equal(trees[0].tokens_BN, trees[1].tokens_BN)
     assert torch.equal(trees[0].parents_BN, trees[1].parents_BN)
     covered = trees[0].depths_BN * math.log(vocabulary.coverage)
-    torch.testing.assert_close(trees[0].log_confidence_BN, trees[1].log_confidence_BN + covered, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(trees[0].log_confidence_BN, trees[1].log_confidence_BN + covered, rtol=0, atol=LOG_Q)
     allowed = set(vocabulary.target_ids_D.tolist())
     assert set(trees[0].tokens_BN[0, 1:].tolist()) <= allowed
     assert trees[0].tokens_BN[0, 1:].max() >= vocabulary.size, "draft ids would all lie below"

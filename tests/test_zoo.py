@@ -155,8 +155,8 @@ def write_results(folder: Path, head: Path) -> None:
     methods["tuned"] = copy.deepcopy(methods["chain"]) | {"trees": ["tuned: chain of 2"]}
     methods["eagle2"] |= {"trees": ["published: 60 nodes"]}
     methods["eagle2"]["overall"]["tau"] = 1.75
-    speedup = {"median": 1.5, "low": 1.4, "high": 1.6, "pooled": 1.5, "samples": 3}
-    methods["tuned"]["overall"] |= {"tau": 1.25, "speedup_plain": speedup}
+    speedup = {"median": 1.5, "low": 1.4, "high": 1.6, "pooled": 1.5, "samples": 7, "units": 6, "unit": "prompt"}
+    methods["tuned"]["overall"] |= {"tau": 1.25, "tau_raw": 1.5, "speedup_plain": speedup}
     write_json(folder / "results.json", result)
     (folder / "summary.md").write_text(f"- head: {head}, see https://example.org/a/b\n")
 
@@ -176,8 +176,8 @@ def test_results_are_taken_when_they_are_this_heads(
     assert "Measured on A CPU, 2 cores, no GPU" in text
     assert cli.main(["zoo"]) == 0
     listed = capsys.readouterr().out
-    assert "T=0: tau 1.25, 1.50x plain [1.40, 1.60] (tuned: chain of 2)" in listed
-    assert re.search(r"T=0: tau 1\.75, .*\(published: 60 nodes\)", listed)
+    assert "T=0: tau 1.25 (raw 1.50), 1.50x plain [1.40, 1.60] (tuned: chain of 2)" in listed
+    assert re.search(r"T=0: tau 1\.75 \(raw \d\.\d\d\), .*\(published: 60 nodes\)", listed)
     write_results(tmp_path / "again", zoo / "tiny-one")
     pack.pack(trained, "tiny-one", licence="apache-2.0", results=tmp_path / "again")
     assert json.loads((zoo / "tiny-one/results.json").read_text())["head"]["weights"] == "these"

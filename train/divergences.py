@@ -4,7 +4,8 @@ C positions, D tokens. With z the logits of q = softmax(z) and g = d loss / d q,
 
     d loss / d z = q (g - sum_x q(x) g(x)),
 
-which for the cross-entropy -sum p log q (and KL(p||q), the same up to p's entropy) is q - p. Total variation is what
+which for the cross-entropy -sum p log q (and KL(p||q), the same up to p's entropy) is q - p. No loss is below 0, though the
+sums of rounded terms would be for q = p; gradients are of the sums as they are. Total variation is what
 decides acceptance: speculative sampling accepts with probability sum_x min(p, q) = 1 - tv (arXiv 2211.17192, theorem 3.5).
 """
 
@@ -62,7 +63,7 @@ def soft_ce(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, tor
 
 def kl(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """sum p (log p - log q): soft_ce less p's entropy, so 0 for a perfect head; the same gradient."""
-    losses_C = _dot(teacher.p, teacher.log_p - log_q_CD)
+    losses_C = _dot(teacher.p, teacher.log_p - log_q_CD).clamp_(min=0)
     return losses_C, log_q_CD.exp().sub_(teacher.p)
 
 
@@ -70,7 +71,7 @@ def reverse_kl(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, 
     """sum q (log q - log p): punishes what the target would not say."""
     q_CD, slope_CD = log_q_CD.exp(), log_q_CD - teacher.log_p
     losses_C = _dot(q_CD, slope_CD)
-    return losses_C, slope_CD.sub_(losses_C[:, None]).mul_(q_CD)
+    return losses_C.clamp(min=0), slope_CD.sub_(losses_C[:, None]).mul_(q_CD)
 
 
 def js(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +80,7 @@ def js(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     q_CD, slope_CD = log_q_CD.exp(), log_q_CD - log_m_CD
     forward_C = _dot(teacher.p, teacher.log_p - log_m_CD)
     reverse_C = _dot(q_CD, slope_CD)
-    return (forward_C + reverse_C) / 2, slope_CD.sub_(reverse_C[:, None]).mul_(q_CD).mul_(0.5)
+    return ((forward_C + reverse_C) / 2).clamp_(min=0), slope_CD.sub_(reverse_C[:, None]).mul_(q_CD).mul_(0.5)
 
 
 def tv(teacher: Teacher, log_q_CD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 import collections
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     if recipe.train.precision == "bf16" and accelerator.device.type == "cpu":
         say("train: bf16 is several times slower than fp32 on most CPUs; train.precision fp32 may be what you want")
 
+    if accelerator.is_main_process and (note := run.leak_note(source, order)):
+        say(f"train: {note}")
     for store in _stores(source):
         check_store(store, accelerator, when=recipe.train.verify_store)
     training = _start(recipe, accelerator, source, order, total, identity, objective)
@@ -105,7 +108,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     quiet = not accelerator.is_main_process
     stopped_early = chooser is not None and selection.exhausted(training.progress, recipe.train)
     clock = time.monotonic()
-    with ProgressBar("train", total=total, done=first, unit="steps", quiet=quiet) as bar:
+    with closing(trackers), ProgressBar("train", total=total, done=first, unit="steps", quiet=quiet) as bar:
         for batches in () if stopped_early else steps(micro_batches, workers=recipe.train.workers):
             result = train_step(training, batches)
             seconds = time.monotonic() - clock
@@ -131,7 +134,6 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
             "without a higher tau (train.patience)"
         )
     _save_final(training, stopped_early=stopped_early)
-    trackers.close()
     say(f"train: {recipe.head_dir} holds the head {_which(training)}{_summary(training.progress.validation)}")
     return recipe.head_dir
 
@@ -320,8 +322,9 @@ def _decode(training: Training, trackers: Trackers, chooser: Selection) -> None:
         {
             **_place(training),
             "decoded_tau": decoded.tau,
+            "decoded_tau_raw": decoded.length.raw,
             "estimated_tau": progress.validation.get("val_tau"),
-            "decoded_verify_steps": decoded.verify_steps,
+            "decoded_verify_steps": decoded.length.steps,
             "decoded_tokens": decoded.tokens,
             "best_tau": progress.best["tau"],
             "best_step": progress.best["step"],

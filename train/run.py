@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 from eagle import launch
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.devices import choose_gpu
-from eagle.data.documents import Documents
+from eagle.data.documents import Documents, leaked
 from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
@@ -144,6 +144,19 @@ def training_documents(source: Documents, config: TrainConfig) -> list[int]:
     order = torch.randperm(len(documents), generator=seeded_generator(config.seed, DATA_FRACTION_STREAM)).tolist()
     count = max(1, round(config.data_fraction * len(documents)))
     return sorted(documents[place] for place in order[:count])
+
+
+def leak_note(source: Documents, order: Order) -> str | None:
+    """What to say where held-out documents ask what is trained on; a run's sides are never changed under way."""
+    held_out = long_enough(source, "validation")
+    count = leaked(source, trained_on=order.documents, held_out=held_out)
+    if not count:
+        return None
+    return (
+        f"{count:,} of {len(held_out):,} validation documents have the prompt of a training document, so validation flatters "
+        "the head; to start over without, delete the data/ folder and run `eagle data prepare RECIPE` (which splits by prompt) "
+        "and `eagle features RECIPE`"
+    )
 
 
 def learnt_from(source: Documents, documents: Sequence[int]) -> dict[str, int]:

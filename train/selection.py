@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -30,6 +29,7 @@ from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.heads import DraftHead
 from eagle.launch import whole_models
+from eagle.stats import AcceptanceLength, DecodeStats
 from eagle.target import Target
 from eagle.train.checkpoints import Progress, disk_full_is_an_error
 
@@ -73,17 +73,15 @@ def check_settings(recipe: Recipe) -> None:
 class Decoded:
     """Sums over all prompts and processes."""
 
-    accepted: int
-    """Draft tokens accepted"""
-    verify_steps: int
+    length: AcceptanceLength
     tokens: int
-    """New tokens"""
+    """New tokens, the prefills' included"""
     seconds: float
 
     @property
     def tau(self) -> float:
-        """Acceptance length: (accepted + verify steps) / verify steps."""
-        return (self.accepted + self.verify_steps) / max(1, self.verify_steps)
+        """What heads are compared by; 0 where every answer ended with its first token."""
+        return self.length.tau or 0.0
 
 
 class Selection:
@@ -119,22 +117,30 @@ class Selection:
         self._own = fitting[accelerator.process_index :: accelerator.num_processes]
         tree = dataclasses.replace(published(recipe.decode), engine="eager")
         self._tree = tree
-        self.measure = sha256_text(json.dumps([fitting, recipe.train.decode_tokens, as_dict(tree)]))[:16]
-        """Heads are comparable when this is equal: prompts, answers' length, trees."""
+        counted = "tokens that reached the answers"  # by older versions: what was cut off them too
+        self.measure = sha256_text(json.dumps([fitting, recipe.train.decode_tokens, as_dict(tree), counted]))[:16]
+        """Heads are comparable when this is equal: prompts, answers' length, trees, what tau counts."""
 
     def decode(self, head: DraftHead) -> Decoded:
         """Answers the prompts, greedily (a collective). `head` is the caller's no more: it takes the target's dtype."""
         start = time.monotonic()
         head.config.target_identity = None  # compared once, above: it takes a hash of the target's weights
         decoder = SpeculativeDecoder.from_pretrained(self.target, head, decode=self._tree)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
-        for first in range(0, len(self._own), ROWS):
-            for row in self._answer(decoder, self._own[first : first + ROWS]):
-                sums += torch.tensor([sum(row.accepted), row.verify_steps, row.new_tokens], device=sums.device)
-        accepted, steps, tokens = (int(value) for value in self.accelerator.reduce(sums, reduction="sum").tolist())
-        return Decoded(accepted=accepted, verify_steps=steps, tokens=tokens, seconds=time.monotonic() - start)
+        rows = [
+            row
+            for first in range(0, len(self._own), ROWS)
+            for row in self._answer(decoder, self._own[first : first + ROWS])
+        ]
+        own = AcceptanceLength.of((row.new_tokens, row.accepted) for row in rows)
+        new_tokens = sum(row.new_tokens for row in rows)
+        sums = torch.tensor(
+            [own.committed, own.uncut, own.steps, new_tokens], dtype=torch.float64, device=self.accelerator.device
+        )
+        committed, uncut, steps, tokens = map(int, self.accelerator.reduce(sums, reduction="sum").tolist())
+        length = AcceptanceLength(committed=committed, uncut=uncut, steps=steps)
+        return Decoded(length=length, tokens=tokens, seconds=time.monotonic() - start)
 
-    def _answer(self, decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> list[Any]:
+    def _answer(self, decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> list[DecodeStats]:
         eos = self.target.eos_token_ids
         settings = GenerationConfig(
             do_sample=False,
@@ -232,8 +238,8 @@ def resume(directory: Path, progress: Progress, *, measure: str | None) -> str |
         reason = f"the best head so far, of step {step}, is gone; the best head is chosen anew from here on"
     elif progress.best["measure"] != measure:
         reason = (
-            "prompts, answers' length or trees changed, so earlier decodings cannot be compared; the best head is chosen "
-            "anew from here on"
+            "prompts, answers' length, trees or what tau counts changed, so earlier decodings cannot be compared; the best head "
+            "is chosen anew from here on"
         )
     if reason is not None:
         progress.best, progress.without_gain = {}, 0

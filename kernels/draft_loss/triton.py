@@ -55,7 +55,8 @@ def _soft_cross_entropy(
         teacher_peak = peak
     student_lse = student_peak + tl.log(student_total)
     teacher_lse = teacher_peak + tl.log(teacher_total)
-    tl.store(Losses + row, student_lse - both / teacher_total)
+    loss = student_lse - both / teacher_total
+    tl.store(Losses + row, tl.where(loss < 0, 0.0, loss))  # below 0 by rounding alone; NaN stays NaN
     drawn = weight  # q's factor in the slopes
     if TOP > 0:
         k = tl.arange(0, TOP)
@@ -64,7 +65,8 @@ def _soft_cross_entropy(
         top_student = tl.load(Student + top, mask=kept, other=0.0).to(tl.float32)
         top_teacher = tl.load(Teacher + top, mask=kept, other=never).to(tl.float32)
         top_p = tl.exp(top_teacher - teacher_lse)
-        tl.store(TopLosses + row, tl.sum(top_p * (student_lse - top_student), 0))
+        top_loss = tl.sum(top_p * (student_lse - top_student), 0)
+        tl.store(TopLosses + row, tl.where(top_loss < 0, 0.0, top_loss))
         drawn = weight + top_weight * tl.sum(top_p, 0)
         tl.debug_barrier()  # every thread has its top logits before another writes slopes over them
     for start in range(0, tokens, BLOCK):

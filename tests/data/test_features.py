@@ -17,12 +17,14 @@ import torch
 
 from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig, as_dict
 from eagle.data.features import extract, main
+from eagle.data.online import TargetDocuments
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.shards import ShardBuffer, plan_batches, plan_shards
 from eagle.data.store import FeatureStore, shard_path
 from eagle.errors import EagleError
 from eagle.files import write_json
 from eagle.target import Target
+from tests.exact import same
 from tests.tiny import save_tiny_target, write_conversations
 
 
@@ -97,8 +99,8 @@ def test_batches_hold_the_padded_budget_and_every_document_once() -> None:
     assert [batch_B.tolist() for batch_B in plan_batches(np.array([7, 300]), 256)] == [[1], [0]]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
-def test_every_document_has_the_features_it_would_have_alone(recipe: Recipe, dtype: str, tolerance: float) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_document_has_the_features_it_would_have_alone(recipe: Recipe, dtype: str) -> None:
     recipe = with_features(recipe, dtype=dtype, aux_layers=(1, 2))
     manifest = extract(recipe)
     store = FeatureStore.open(recipe.store_dir)
@@ -113,10 +115,10 @@ def test_every_document_has_the_features_it_would_have_alone(recipe: Recipe, dty
         assert document.id == row["id"]
         assert torch.equal(document.input_ids_T, ids_BT[0])
         assert document.loss_mask_T.tolist() == row["loss_mask"]
-        torch.testing.assert_close(document.features_TH.float(), features_BTH[0], atol=tolerance, rtol=tolerance)
+        assert same(document.features_TH, features_BTH[0])
         assert aux_BTA is not None
         assert document.aux_TA is not None
-        torch.testing.assert_close(document.aux_TA.float(), aux_BTA[0], atol=tolerance, rtol=tolerance)
+        assert same(document.aux_TA, aux_BTA[0])
     for split in ("train", "validation"):
         assert store.split(split) == [number for number, row in enumerate(data) if row["split"] == split] != []
 
@@ -269,6 +271,41 @@ def test_features_that_are_not_finite_name_the_document(recipe: Recipe, monkeypa
     monkeypatch.setattr(Target, "features", poisoned)
     with pytest.raises(EagleError, match=repr(data[7]["id"])):
         extract(recipe)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+@pytest.mark.parametrize("value", [float("-inf"), float("nan")])
+def test_aux_states_that_are_not_finite_name_the_document_and_the_layer(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, dtype: Any, value: float
+) -> None:
+    recipe = with_features(recipe, dtype=dtype, aux_layers=(1, 2))
+    data, _ = load_prepared(recipe.data_dir)
+    bad = data[7]["input_ids"]
+    original = Target.features
+
+    def poisoned(self: Target, ids_BT: torch.Tensor, layers: Any = ()) -> Any:
+        features_BTH, aux_BTA = original(self, ids_BT, layers)
+        aux_BTA = None if aux_BTA is None else aux_BTA.clone()
+        for row in range(len(ids_BT)):
+            if aux_BTA is not None and ids_BT[row, : len(bad)].tolist() == bad:
+                aux_BTA[row, len(bad) - 1, self.hidden_size + 3] = value
+        return features_BTH, aux_BTA
+
+    monkeypatch.setattr(Target, "features", poisoned)
+    with pytest.raises(EagleError, match=f"states after layer 2 of document {data[7]['id']!r} are not finite"):
+        extract(recipe)
+
+
+def test_prepared_tokens_that_the_target_has_no_embedding_of_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    """Data of an earlier version, which did not look."""
+    small = save_tiny_target(tmp_path / "small", vocab_size=200)
+    recipe = dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, model=str(small)))
+    for features in (
+        lambda: extract(recipe),
+        lambda: TargetDocuments(recipe, Target.from_config(recipe.target)).read([0]),
+    ):
+        with pytest.raises(EagleError, match=r"has token \d+ at place \d+, the target has embeddings of 200"):
+            features()
 
 
 def test_the_program_prints_one_message_and_exits_with_2(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eagle.config import Recipe
+from eagle.data.documents import prompt_digest
 from eagle.data.joined import JoinedStores
-from eagle.data.store import FeatureStore
+from eagle.data.store import FeatureStore, write_shard
 from eagle.errors import EagleError
+from eagle.train import run
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of
@@ -107,3 +110,57 @@ def test_a_document_of_an_earlier_store_counts_once_so_that_nothing_held_out_is_
     train(both)
     assert "7 documents of features.more_stores are in an earlier store too" in capsys.readouterr().err
     assert json.loads((both.head_dir / "training.json").read_text())["learnt_from"]["documents"] == 6
+
+
+def test_a_prompt_that_an_earlier_store_holds_out_is_not_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another answer to it: other tokens, and the other side of the split."""
+    write_tiny_store(tmp_path / "a", documents=7)  # the last two are held out
+    write_tiny_store(
+        tmp_path / "b", documents=9, validation=1, tokens=lambda number: 9 + 5 * number % 11 + 2 * (number > 4)
+    )
+    recipe, other = tiny_recipe(tmp_path / "a", epochs=1, batch_size=2), tmp_path / "b" / "run" / "features"
+    first, second = FeatureStore.open(recipe.store_dir), FeatureStore.open(other)
+    ids, longer = (store.ids_and_mask(5)[0] for store in (first, second))
+    assert torch.equal(ids[:4], longer[:4])
+    assert len(longer) == len(ids) + 2
+    joined = JoinedStores([first, second])
+    assert (joined.repeated, joined.crossing) == (5, 1)
+    held_out = {prompt_digest(*joined.ids_and_mask(number)) for number in joined.split("validation")}
+    assert not held_out & {prompt_digest(*joined.ids_and_mask(number)) for number in joined.split("train")}
+    both = dataclasses.replace(recipe, features=dataclasses.replace(recipe.features, more_stores=(str(other),)))
+    train(both)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 documents of features.more_stores are left out: an earlier store has their prompts" in said
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.1])
+def test_a_store_split_by_an_earlier_rule_keeps_its_sides_and_the_leak_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fraction: float
+) -> None:
+    """Of the documents that are trained on: a smaller train.data_fraction leaks less."""
+    write_tiny_store(tmp_path, documents=10, validation=2)
+    recipe = tiny_recipe(tmp_path, epochs=1, data_fraction=fraction)
+    store = FeatureStore.open(recipe.store_dir)
+    manifest = json.loads((recipe.store_dir / "manifest.json").read_text())
+    last = next(shard for shard in manifest["shards"] if shard["split"] == "validation")
+    trained = store[run.training_documents(store, recipe.train)[0]]
+    tensors = load_file(recipe.store_dir / last["file"])
+    first_length = int(tensors["offsets"][1])
+    tensors["input_ids"][:4] = trained.input_ids_T[:4]
+    assert first_length > 4
+    tensors.pop("offsets")
+    changed = write_shard(
+        recipe.store_dir / last["file"],
+        tensors=tensors,
+        lengths=[int(store.lengths[number]) for number in store.split("validation")],
+        ids=["doc-8", "doc-9"],
+        split="validation",
+    )
+    last.update(changed)
+    (recipe.store_dir / "manifest.json").write_text(json.dumps(manifest))
+    train(recipe)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 validation documents have the prompt of a training document" in said
+    assert FeatureStore.open(recipe.store_dir).split("validation") == [8, 9]

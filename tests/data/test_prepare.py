@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from eagle.config import DataConfig, Recipe, TargetConfig, read_recipe
+from eagle.data.conversations import Conversation, read_conversation
 from eagle.data.prepare import load_prepared, prepare, split_of
+from eagle.data.sources import Rejected, Row, count_rows, read_rows, resolve
 from eagle.errors import EagleError
+from eagle.files import sha256_text
 from eagle.loading import load_tokenizer
 from tests.data.test_render import QWEN3
-from tests.tiny import CHATML, tiny_tokenizer, write_conversations
+from tests.tiny import CHATML, tiny_model, tiny_tokenizer, write_conversations
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,12 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Recipe:
 
 def changed(recipe: Recipe, **data: Any) -> Recipe:
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data))
+
+
+def conversation(value: dict[str, Any]) -> Conversation:
+    read = read_conversation(Row("file:1", value))
+    assert isinstance(read, Conversation)
+    return read
 
 
 def add_lines(recipe: Recipe, *lines: str) -> None:
@@ -155,21 +164,43 @@ def test_split_follows_the_fraction_and_the_seed() -> None:
     assert chosen(0, 0.1) != chosen(1, 0.1)
 
 
-def test_all_answers_to_a_prompt_are_on_one_side(recipe: Recipe) -> None:
-    """`eagle data regenerate` names them ID, ID~1, ID~2."""
-    for answer in range(1, 4):
-        add_lines(
-            recipe,
-            *[json.dumps({"id": f"row-{i}~{answer}", "prompt": "q", "response": f"a{answer}"}) for i in range(60)],
-        )
+def test_one_conversation_under_many_names_is_on_one_side(recipe: Recipe) -> None:
+    """Whatever its ids, its answers, its case and punctuation; `eagle data regenerate` names answers ID, ID~1, ID~2."""
+    rows = [json.loads(line) for line in Path(recipe.data.sources[0]).read_text().splitlines()]
+    for copy, change in enumerate((str.upper, lambda text: f"  {text}?!", str)):
+        for number, row in enumerate(rows):
+            first, answer, *rest = row["messages"]
+            messages = [first | {"content": change(first["content"])}, answer | {"content": f"other {copy}"}, *rest]
+            add_lines(recipe, json.dumps({"id": f"{copy}-{number}", "messages": messages}))
     prepare(recipe)
     data, _ = load_prepared(recipe.data_dir)
     sides: dict[str, set[str]] = {}
     for name, split in zip(data["id"], data["split"], strict=True):
-        sides.setdefault(name.split("~")[0], set()).add(split)
+        sides.setdefault(name.split("-")[1], set()).add(split)
     assert len(data) == 4 * len(sides) == 240
     assert {len(side) for side in sides.values()} == {1}
     assert {split for side in sides.values() for split in side} == {"train", "validation"}
+
+
+def test_a_prompt_without_words_is_still_a_prompt_of_its_own() -> None:
+    plus, minus = (conversation({"prompt": text}).prompt for text in ("+", "-"))
+    assert plus != minus
+
+
+def test_data_of_an_earlier_version_keeps_its_sides_and_says_so(
+    recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = prepare(recipe)
+    inputs = {key: value for key, value in manifest["inputs"].items() if key not in ("rules", "vocab_size")}
+    earlier = manifest | {"inputs": inputs, "fingerprint": sha256_text(json.dumps(inputs, sort_keys=True))}
+    path = recipe.data_dir / "manifest.json"
+    path.write_text(json.dumps(earlier))
+    capsys.readouterr()
+    assert prepare(recipe) == earlier
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its split goes by the conversations' ids" in said
+    assert "delete" in said
+    assert prepare(changed(recipe, seed=1))["inputs"]["rules"] == 2, "a change of the recipe prepares anew"
 
 
 def test_turns_of_a_rewritten_conversation_stay_on_one_side(recipe: Recipe, tmp_path: Path) -> None:
@@ -215,6 +246,70 @@ def test_odd_rows_are_skipped_like_other_broken_ones(recipe: Recipe) -> None:
     counts = prepare(changed(recipe, allow_skipped=0.1))["counts"]
     assert (counts["rows"], counts["conversations"]) == (66, 60)
     assert counts["skipped"] == {"half a surrogate pair": 5, "tool_calls is not a list": 1}
+
+
+def test_any_failure_of_a_template_or_a_row_rejects_that_row_alone(recipe: Recipe, tmp_path: Path) -> None:
+    template = tmp_path / "divides.jinja"
+    template.write_text(CHATML + "{% if messages[0].content == 'zero' %}{{ 1 / 0 }}{% endif %}")
+    deep = "[" * 500 + "]" * 500
+    add_lines(
+        recipe,
+        json.dumps({"prompt": "zero", "response": "a"}),
+        '{"prompt": "n", "response": "a", "n": ' + "9" * 5000 + "}",
+        json.dumps({"prompt": "tools", "response": "a", "tools": "[" + "9" * 5000 + "]"}),
+        json.dumps({"prompt": "deep", "response": "a", "tools": deep * 1000}),
+        json.dumps({"conversations": [{"from": "user", "value": "x"}, {"from": "tool_call", "value": "9" * 5000}]}),
+        '{"prompt": 1e999, "response": "a"}',
+    )
+    counts = prepare(changed(recipe, chat_template=str(template), allow_skipped=0.2))["counts"]
+    assert counts["samples"] == 60
+    assert sum(counts["skipped"].values()) == 6
+    skipped = [json.loads(line) for line in (recipe.data_dir / "skipped.jsonl").read_text().splitlines()]
+    assert [row["origin"].rsplit(":", 1)[1] for row in skipped] == [str(line) for line in range(61, 67)]
+    assert {row["reason"] for row in skipped} == {
+        "the chat template fails",
+        "a number of too many digits",
+        "tools is not valid JSON",
+        "a tool call that is not JSON with name and arguments",
+        "content that is not text",
+    }
+
+
+@pytest.mark.parametrize("pad", [0, 60_000, 66_000])
+def test_a_number_of_too_many_digits_in_a_json_array_is_rejected_where_it_stands(
+    tmp_path: Path, pad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle.data.sources._CHUNK", 1 << 14)
+    path = tmp_path / "rows.json"
+    long = "9" * 5000
+    path.write_text(f'[{{"prompt": "a", "x": "{"y" * pad}"}},\n{{"prompt": "b", "n": {long}}},\n{{"prompt": "c"}}]')
+    rows = list(read_rows(resolve(str(path))[0]))
+    assert [type(row) for row in rows] == [Row, Rejected, Row]
+    assert rows[1].origin == f"{path}:2"
+    assert count_rows(resolve(str(path))[0]) == 3
+
+
+@pytest.mark.parametrize("vocab_size", [310, 311, 384])
+def test_a_token_beyond_the_targets_vocabulary_is_refused_with_its_row(
+    recipe: Recipe, tmp_path: Path, vocab_size: int
+) -> None:
+    """The tokenizer's length may be more than the embedding's rows (added tokens) or less (padding)."""
+    target = tmp_path / "small"
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(target)
+    tiny_model(vocab_size=vocab_size).config.save_pretrained(target)
+    beyond = len(tokenizer) - 1
+    small = dataclasses.replace(recipe, target=TargetConfig(model=str(target), device="cpu"))
+    add_lines(recipe, json.dumps({"prompt": "q", "response": "<think>a"}))
+    if beyond < vocab_size:
+        assert prepare(small)["counts"]["samples"] == 61
+        return
+    prepare(small)
+    (skipped,) = map(json.loads, (small.data_dir / "skipped.jsonl").read_text().splitlines())
+    assert skipped["origin"].endswith(":61")
+    assert skipped["reason"] == "a token beyond the target's vocabulary"
+    assert f"'<think>' is token {beyond}, the target has embeddings of {vocab_size}" in skipped["detail"]
 
 
 def test_too_many_broken_rows_are_an_error_that_lists_them(recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from eagle.data.regenerate import regenerate
 from eagle.errors import EagleError
 from eagle.run import run as run_all
 from eagle.target import Target
-from tests.tiny import save_tiny_target, tiny_model, write_conversations
+from tests.tiny import save_tiny_target, tiny_model, tiny_tokenizer, write_conversations
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,59 @@ def test_greedy_answers_are_those_of_hugging_face_generate(target: Target) -> No
         expected = out[0, ids_1T.shape[1] :].tolist()
         assert found[prompt.key].tokens == expected
         assert found[prompt.key].finished == (expected[-1] in target.eos_token_ids)
+
+
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "penalty": {"repetition_penalty": 1.3},
+    "suppressed": {"suppress_tokens": list(range(3, 120)), "begin_suppress_tokens": list(range(120, 240))},
+    "bad words": {"bad_words_ids": [[token] for token in range(3, 80)] + [[100, 101]]},
+    "bias": {"sequence_bias": [[[token], 4.0] for token in range(100, 110)]},
+    "forced end": {"forced_eos_token_id": 2, "min_new_tokens": 20},
+    "no repeats": {"no_repeat_ngram_size": 2, "exponential_decay_length_penalty": (10, 1.2)},
+    "together": {"repetition_penalty": 1.2, "suppress_tokens": [3, 5, 8], "forced_eos_token_id": 2, "top_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", OWN_SETTINGS)
+def test_greedy_answers_follow_the_targets_generation_config_as_hugging_face_does(name: str) -> None:
+    model = tiny_model()
+    model.generation_config.update(**OWN_SETTINGS[name])
+    target, prompts = Target(model), make_prompts(24)
+    found = answers(target, prompts, batch_size=5)
+    plain = answers(Target(tiny_model()), prompts, batch_size=5)
+    equal = 0
+    for prompt in prompts:
+        ids_1T = torch.from_numpy(prompt.input_ids_T).long()[None]
+        out = model.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=24, do_sample=False)
+        equal += found[prompt.key].tokens == out[0, ids_1T.shape[1] :].tolist()
+    assert equal == 24
+    assert any(found[key].tokens != row.tokens for key, row in plain.items()), "the setting changes the answers"
+
+
+def test_sampled_answers_keep_to_the_targets_filters_and_processors() -> None:
+    model = tiny_model()
+    model.generation_config.update(top_k=1, suppress_tokens=[7])
+    target, prompts = Target(model), make_prompts(8, temperature=1.0)
+    greedy = answers(target, [dataclasses.replace(prompt, temperature=0.0) for prompt in prompts], batch_size=3)
+    found = answers(target, prompts, batch_size=3)
+    assert {key: row.tokens for key, row in found.items()} == {key: row.tokens for key, row in greedy.items()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"num_beams": 4}, "num_beams is 4"),
+        ({"stop_strings": ["x"]}, "stop_strings"),
+        ({"max_time": 2.0}, "max_time"),
+        ({"guidance_scale": 2.0}, "guidance_scale"),
+        ({"typical_p": 0.5}, "typical_p"),
+    ],
+)
+def test_what_regeneration_cannot_follow_is_refused_by_name(asked: dict[str, Any], named: str) -> None:
+    model = tiny_model()
+    model.generation_config.update(**asked)
+    with pytest.raises(EagleError, match=f"follows the generation config.*{named}"):
+        answers(Target(model), make_prompts(1), batch_size=1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -323,3 +376,30 @@ def test_eagle_run_regenerates_first_where_the_answers_are_a_source(
     done.clear()
     run_all(dataclasses.replace(others, data=dataclasses.replace(others.data, sources=(str(output_of(recipe)),))))
     assert done == ["regenerate", "prepare", "extract", "train", "evaluate"]
+
+
+def test_the_answer_file_records_the_generation_config_it_followed(recipe: Recipe) -> None:
+    regenerate(recipe)
+    settings = Path(recipe.output_dir) / "regenerated.jsonl.settings.json"
+    assert "generation_config" not in json.loads(settings.read_text())
+    path = Path(recipe.target.model) / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.3}))
+    with pytest.raises(EagleError, match=r"generation_config is None, expected \{'repetition_penalty': 1.3\}"):
+        regenerate(recipe)
+    settings.unlink()
+    settings.with_name("regenerated.jsonl").unlink()
+    regenerate(recipe)
+    assert json.loads(settings.read_text())["generation_config"] == {"repetition_penalty": 1.3}
+
+
+def test_prompts_with_a_token_beyond_the_vocabulary_are_passed_over(
+    recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<{n}>" for n in range(384 - len(tokenizer) + 1)])
+    tokenizer.save_pretrained(recipe.target.model)
+    beyond = json.dumps({"prompt": tokenizer.convert_ids_to_tokens(384)})
+    with open(recipe.data.regenerate.prompts[0], "a", encoding="utf-8") as file:
+        file.write(beyond + "\n")
+    regenerate(recipe)
+    assert "1 with a token beyond the target's vocabulary" in " ".join(capsys.readouterr().err.split())

@@ -50,7 +50,15 @@ def test_every_prompt_is_checked_under_every_setting(recipe: Recipe, capsys: pyt
     for body in result["settings"].values():
         assert (body["answers"], body["equal"], body["different"]) == (2, 2, 0)
         assert body["tokens"] > 2
-        assert body["tau"] >= 1
+        assert body["tau_interval"] is None, "two prompts have no interval"
+    lines = [json.loads(line) for line in (recipe.eval_dir / "exactness.jsonl").read_text().splitlines()[1:]]
+    for setting, body in result["settings"].items():
+        drafted = [line["answers"]["drafted"] for line in lines if line["setting"] == setting]
+        steps = sum(len(one["accepted"]) for one in drafted)
+        assert body["tau"] * steps == pytest.approx(sum(len(one["tokens"]) - 1 for one in drafted))
+        assert body["tau_raw"] * steps == pytest.approx(
+            sum(sum(one["accepted"]) + len(one["accepted"]) for one in drafted)
+        )
     assert "T=1 top_p=0.9" in capsys.readouterr().out
 
 

@@ -84,8 +84,8 @@ def test_the_mean_of_requests_taus_counts_short_answers_as_much_as_long_ones() -
     short, long = request("a"), request("b")
     short.answers["eagle2"], long.answers["eagle2"] = answer(4, 1.0, [3]), answer(7, 1.0, [1, 0, 1, 0])
     values = figures([short, long], "eagle2", baselines=[])
-    assert values.tau == pytest.approx(1 + 5 / 5)
-    assert values.tau_request_mean == pytest.approx((4 + 1.5) / 2)
+    assert (values.tau, values.tau_raw) == (pytest.approx(9 / 5), pytest.approx(1 + 5 / 5))
+    assert values.tau_request_mean == pytest.approx((3 + 1.5) / 2)
     assert figures([short], "plain", baselines=[]).tau_request_mean is None
 
 

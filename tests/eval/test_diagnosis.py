@@ -99,8 +99,10 @@ def test_what_to_change_is_something_that_the_drafter_has() -> None:
 
 def test_parts_are_the_stats_per_verify_step() -> None:
     drafted = [
-        DecodeStats(accepted=[1, 0, 2], nodes=24, draft_ms=6.0, verify_ms=30.0, prefill_ms=5.0, total_ms=44.0),
-        DecodeStats(accepted=[1], nodes=8, draft_ms=2.0, verify_ms=10.0, prefill_ms=5.0, total_ms=18.0),
+        DecodeStats(
+            accepted=[1, 0, 2], new_tokens=7, nodes=24, draft_ms=6.0, verify_ms=30.0, prefill_ms=5.0, total_ms=44.0
+        ),
+        DecodeStats(accepted=[1], new_tokens=3, nodes=8, draft_ms=2.0, verify_ms=10.0, prefill_ms=5.0, total_ms=18.0),
     ]
     plain = [DecodeStats(accepted=[0] * 7, verify_ms=56.0, prefill_ms=5.0, total_ms=68.0)]
     cycle = cycle_of(drafted, plain, batch=1, levels=3)

@@ -56,16 +56,15 @@ def request(name: str, *, slow: float = 1.0, category: str = "c", divergences: d
 def test_tau_counts_accepted_plus_one_per_verify_step_and_not_the_prefill_token() -> None:
     values = figures([request("a"), request("b")], "eagle2", baselines=["plain", "hf"])
     assert values.verify_steps == 6
-    assert values.tau == pytest.approx(1 + 3 / 3)
-    assert values.tau_trimmed == pytest.approx(6 / 3)
+    assert values.tau == pytest.approx(1 + 3 / 3) == values.tau_raw
 
 
-def test_trimmed_tau_leaves_out_what_eos_or_the_limit_cut_off() -> None:
+def test_tau_leaves_out_what_eos_or_the_limit_cut_off_and_the_raw_one_beside_it_does_not() -> None:
     cut = request("a")
     cut.answers["eagle2"] = answer(4, 2.0, [2, 3])
     values = figures([cut], "eagle2", baselines=[])
-    assert values.tau == pytest.approx(3.5)
-    assert values.tau_trimmed == pytest.approx(1.5)
+    assert (values.tau, values.tau_raw) == (pytest.approx(1.5), pytest.approx(3.5))
+    assert values.tau * values.verify_steps == values.new_tokens - values.requests
 
 
 def test_acceptance_is_conditional_on_the_depth_before_it_and_pooled_over_answers() -> None:
@@ -175,4 +174,4 @@ def test_the_bootstrap_interval_holds_the_true_median_about_as_often_as_it_says(
 
 
 def test_the_ratio_of_nothing_is_none() -> None:
-    assert paired_ratio([], [], tokens=[]) is None
+    assert paired_ratio([], [], tokens=[], unit="prompt") is None

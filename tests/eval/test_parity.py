@@ -14,10 +14,12 @@ from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.eval import parity as module
 from eagle.eval.parity import decoder_logits, parity, training_logits
+from eagle.eval.rounding import shaken
 from eagle.formats.registry import EXPORTED
 from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
 from eagle.target import Target
 from eagle.vocab import DraftVocabulary
+from tests.exact import TOLERANCE, head_in_float64, in_float64, same
 from tests.tiny import VOCAB, save_tiny_target
 
 DEPTH = 4
@@ -63,30 +65,48 @@ def test_all_ways_of_running_a_head_agree(
     assert set(result["difference"]) == {"decoder", *formats}
     assert result["not_compared"].keys() == {"eagle", *EXPORTED} - formats
     assert set(result["weights"].values()) == {0.0}
-    assert all(result["difference"][name] == [0.0] * DEPTH for name in formats)
-    assert all(
-        0 <= far <= 1e-5 * top
-        for far, top in zip(result["difference"]["decoder"], result["largest_logit"], strict=True)
-    )
     assert result["within"]
+    assert all(0 < most < 0.1 * top for most, top in zip(result["allowed"], result["largest_logit"], strict=True))
     assert result["roots"] > 20
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "within the tolerance of 0.0001 times the largest logit" in out
+    assert "within the tolerance of 16 times what rounding alone moves a logit" in out
+    assert cli.main([*arguments, "--tolerance", "0.5"]) == 0
+    assert "within the tolerance of 0.5 times the largest logit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", ["eagle1", "eagle3"])
+def test_what_float32_leaves_between_training_and_decoding_is_rounding(version: str, target: Target) -> None:
+    """In float64 they agree; in float32 both lie as far from that as random rounding puts them, at every depth."""
+    head, ids = make_head(version, target), torch.randint(3, VOCAB, (24,)).tolist()
+    exact, exact_head = in_float64(target), head_in_float64(head)
+    judge = training_logits(exact_head, exact, ids, depth=DEPTH)
+    assert judge.dtype == torch.float64
+    assert same(decoder_logits(exact_head, exact, ids, depth=DEPTH), judge)
+    compared = module._Compared(DEPTH)
+    ours = training_logits(head, target, ids, depth=DEPTH)
+    for seed in range(2):
+        with shaken(target.decoder, head, seed=seed):
+            compared.shaken(ours, training_logits(head, target, ids, depth=DEPTH))
+    compared.add("training", judge, ours.double())
+    compared.add("decoder", judge, decoder_logits(head, target, ids, depth=DEPTH).double())
+    assert compared.within(compared.allowed(None)), (compared.difference, compared.rounding)
 
 
 @pytest.mark.parametrize("version", ["eagle1", "eagle3"])
 def test_the_decoder_is_compared_at_every_depth_not_with_itself(version: str, target: Target) -> None:
-    """Another prediction, position or token at depth k shows in row k - 1 and in no row before it."""
-    head, ids = make_head(version, target), torch.randint(3, VOCAB, (16,)).tolist()
+    """Another prediction, position or token at depth k shows in row k - 1 and in no row before it: in float64, where
+    rounding does not show."""
+    head, ids = make_head(version, target).double(), torch.randint(3, VOCAB, (16,)).tolist()
+    target = in_float64(target)
     ours = training_logits(head, target, ids, depth=DEPTH)
     assert ours.shape == (DEPTH, len(ids) - DEPTH, 90)
     other = list(ids)
     other[-1] = 3 if ids[-1] != 3 else 4  # drafted at the last depth behind the last root alone
     theirs = decoder_logits(head, target, other, depth=DEPTH)
     far = (ours - theirs).abs().amax(-1) / ours.abs().max()
-    assert float(far[:-1].max()) < 1e-5
-    assert float(far[-1, :-1].max()) < 1e-5
+    assert float(far[:-1].max()) < TOLERANCE[torch.float64]
+    assert float(far[-1, :-1].max()) < TOLERANCE[torch.float64]
     assert float(far[-1, -1]) > 1e-3
 
 
@@ -108,7 +128,7 @@ def test_a_head_that_decodes_otherwise_is_told(
     monkeypatch.setattr(module, "decoder_logits", rotated_twice)
     result = parity(tmp_path / "head", target=target.name, prompts=(prompts,), formats=())
     assert not result["within"]
-    assert result["difference"]["decoder"][0] > 1e-3
+    assert result["difference"]["decoder"][0] > 10 * result["allowed"][0]
 
 
 def test_a_format_that_rounds_or_loses_weights_is_told(
@@ -164,7 +184,7 @@ def test_infinite_logits_are_never_within_tolerance() -> None:
     compared = module._Compared(1)
     compared.judge(torch.tensor([[[float("inf")]]]))
     compared.add("decoder", torch.tensor([[[float("inf")]]]), torch.tensor([[[1.0]]]))
-    assert not compared.within(1.0)
+    assert not compared.within([float("inf")])
 
 
 def test_mistakes_are_named(target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

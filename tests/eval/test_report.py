@@ -263,10 +263,10 @@ def test_the_verdict_claims_no_more_than_the_interval_allows(
 
 
 @pytest.mark.parametrize(("samples", "words"), [(1, "the one request"), (5, "5 requests (median)")])
-def test_few_requests_have_a_ratio_but_no_verdict(result: dict[str, Any], samples: int, words: str) -> None:
+def test_few_prompts_have_a_ratio_but_no_verdict(result: dict[str, Any], samples: int, words: str) -> None:
     changed = copy.deepcopy(result)
     overall = changed["settings"]["T=0"]["methods"]["eagle2"]["overall"]
-    overall["speedup_plain"].update(samples=samples, low=1.3, median=1.4, high=1.5)
+    overall["speedup_plain"].update(samples=samples, units=samples, low=1.3, median=1.4, high=1.5)
     overall["speedup_hf"] = None
     said = " ".join(verdict(changed, "T=0"))
     assert f"1.40x as fast as the plain loop on {words}: too few to conclude from." in said
@@ -328,7 +328,8 @@ def test_rendering_anew_gives_the_same_page_without_measuring(result: dict[str, 
         (None, "there is no results.json"),
         ("{", "is not JSON"),
         ('{"format": 1}', "has format 1, this version of eagle reads format"),
-        ('{"format": 3}', "is damaged or was changed: results.created is missing"),
+        ('{"format": 3}', "has format 3, this version of eagle reads format"),
+        ('{"format": 4}', "is damaged or was changed: results.created is missing"),
     ],
 )
 def test_results_that_cannot_be_read_are_explained(
@@ -405,8 +406,9 @@ def test_the_verdict_says_what_tuned_trees_bring_where_they_were_measured(result
     changed = copy.deepcopy(result)
     methods = changed["settings"]["T=0"]["methods"]
     methods["tuned"] = copy.deepcopy(methods["eagle2"])
-    methods["tuned"]["overall"]["speedup_plain"].update(samples=70, low=1.05, median=1.07, high=1.15)
+    methods["tuned"]["overall"]["speedup_plain"].update(samples=70, units=60, low=1.05, median=1.07, high=1.15)
     said = verdict(changed, "T=0")
-    assert "Tuned tree is 1.07x as fast as the plain loop (median over 70 requests, 95% interval 1.05 to 1.15)." in said
+    how = "median over 70 requests of 60 prompts, 95% interval 1.05 to 1.15"
+    assert f"Tuned tree is 1.07x as fast as the plain loop ({how})." in said
     assert said[0].startswith("EAGLE-2 tree"), "the main method comes first"
     assert not any("Tuned" in sentence for sentence in verdict(result, "T=0"))

@@ -9,11 +9,10 @@ import pytest
 
 from eagle.checkpoint import save_head
 from eagle.config import read_recipe
-from eagle.eval.answers import FORMAT
 from eagle.eval.figures import DEFINITIONS, Figures
 from eagle.eval.harness import evaluate
 from eagle.eval.results import footnotes, headline
-from eagle.eval.schema import problems, results_schema
+from eagle.eval.schema import FORMAT, problems, results_schema
 from eagle.target import Target
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe

@@ -1,11 +1,25 @@
-"""The chi-square test: its p-values are uniform under the hypothesis, small beside it."""
+"""The chi-square test: its p-values are uniform under the hypothesis, small beside it. Intervals hold the truth as often as
+they say, also where a prompt's turns are alike."""
+
+import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eagle.errors import EagleError
 from eagle.eval.chi_square import main
-from eagle.eval.statistics import ChiSquare, chi_square, chi_square_p_value
+from eagle.eval.results import ratio_text
+from eagle.eval.statistics import (
+    ChiSquare,
+    bootstrap_interval,
+    chi_square,
+    chi_square_p_value,
+    drawn,
+    paired_ratio,
+    pooled_interval,
+)
 
 
 def test_the_textbook_value() -> None:
@@ -45,3 +59,48 @@ def test_too_few_counts_say_nothing_and_have_no_degree_of_freedom() -> None:
 def test_what_the_command_cannot_measure_is_told_before_anything_is_loaded(option: str, value: str) -> None:
     with pytest.raises(EagleError, match=rf"{option} is"):
         main(["--target", "/nowhere", "--head", "/nowhere", option, value])
+
+
+def _prompts_of_alike_turns(generator: np.random.Generator) -> tuple[list[float], list[int]]:
+    """Log ratios of 20 prompts with 5 turns each, whose median is 0: most of a turn's luck is its prompt's."""
+    values_PT = generator.normal(0.0, 1.0, (20, 1)) + generator.normal(0.0, 0.5, (20, 5))
+    return values_PT.flatten().tolist(), np.repeat(np.arange(20), 5).tolist()
+
+
+def test_intervals_over_prompts_hold_the_truth_where_those_over_single_turns_do_not() -> None:
+    generator, held = np.random.default_rng(0), {"prompts": 0, "turns": 0, "pooled": 0}
+    for _ in range(300):
+        values, prompts = _prompts_of_alike_turns(generator)
+        intervals = {
+            "prompts": bootstrap_interval(values, units=prompts, resamples=400),
+            "turns": bootstrap_interval(values, resamples=400),
+            "pooled": pooled_interval([(value, 1.0) for value in values], units=prompts, resamples=400),
+        }
+        for name, (low, high) in intervals.items():
+            held[name] += low <= 0.0 <= high
+    assert held["prompts"] >= 0.90 * 300
+    assert held["pooled"] >= 0.88 * 300, "of a mean over 20 units a percentile interval covers some 93%"
+    assert held["turns"] <= 0.75 * 300, "it takes a hundred turns for a hundred independent ones"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), min_size=1, max_size=12))
+def test_a_resample_holds_whole_prompts_and_its_median_is_numpys(turns: list[tuple[int, int]]) -> None:
+    prompts, values = [prompt for prompt, _ in turns], [float(value) for _, value in turns]
+    times_Rn = drawn(prompts, resamples=50, seed=3)
+    for row_n in times_Rn:
+        assert len({(prompt, int(count)) for prompt, count in zip(prompts, row_n)}) == len(set(prompts))
+        assert sum(dict(zip(prompts, row_n.tolist())).values()) == len(set(prompts)), "as many as there are"
+    medians = [np.median(np.repeat(values, row_n)) for row_n in times_Rn]
+    expected = np.quantile(medians, [0.025, 0.975])
+    assert bootstrap_interval(values, units=prompts, resamples=50, seed=3) == pytest.approx(tuple(expected))
+
+
+def test_an_estimate_says_how_many_prompts_its_interval_drew() -> None:
+    ratio = paired_ratio([1.0] * 10, [0.5] * 10, tokens=[8] * 10, units=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4], unit="prompt")
+    assert ratio is not None
+    assert (ratio.samples, ratio.units) == (10, 5)
+    assert ratio_text({**dataclasses.asdict(ratio), "low": 1.9, "high": 2.1}) == "2.00x", (
+        "five prompts have no interval"
+    )
+    wide = {**dataclasses.asdict(ratio), "low": 1.9, "high": 2.1, "units": 6}
+    assert ratio_text(wide) == "2.00x [1.90, 2.10]"

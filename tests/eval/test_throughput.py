@@ -66,9 +66,15 @@ def test_a_batch_size_whose_tokens_differ_gets_no_ratio(
 
 def test_the_crossing_is_between_the_sizes_where_the_gain_turns_into_a_loss() -> None:
     def point(batch: int, pooled: float) -> BatchPoint:
-        ratio = Estimate(median=pooled, low=pooled, high=pooled, pooled=pooled, samples=1)
+        ratio = Estimate(median=pooled, low=pooled, high=pooled, pooled=pooled, samples=1, units=1, unit="group")
         return BatchPoint(
-            batch=batch, plain_tokens_per_second=1.0, tokens_per_second=1.0, tau=2.0, different=0, speedup=ratio
+            batch=batch,
+            plain_tokens_per_second=1.0,
+            tokens_per_second=1.0,
+            tau=2.0,
+            tau_raw=2.0,
+            different=0,
+            speedup=ratio,
         )
 
     assert crossing([point(1, 1.5), point(2, 1.25), point(4, 0.75)]) == pytest.approx(3.0)

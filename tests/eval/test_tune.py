@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from eagle.checkpoint import save_head
 from eagle.cli import main
@@ -16,7 +17,7 @@ from eagle.config import DecodeConfig, Recipe, read_recipe
 from eagle.decode import SpeculativeDecoder
 from eagle.drafters import make_drafter, published
 from eagle.errors import EagleError
-from eagle.eval import harness
+from eagle.eval import harness, tune_prompts
 from eagle.eval import tune as tuning
 from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.confirm import Measured
@@ -84,9 +85,11 @@ def fastest(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[list[TreeSetti
         decoder: object, drafter: object, prompts: object, candidates: list[TreeSettings], **how: object
     ) -> list[Measured]:
         seen.append(list(candidates))
-        ratio = Estimate(median=1.0, low=1.0, high=1.0, pooled=1.0, samples=3)
+        ratio = Estimate(median=1.0, low=1.0, high=1.0, pooled=1.0, samples=3, units=3, unit="group")
         return [
-            Measured(tree=tree, tau=1.0, tokens_per_second=2.0 if str(tree) == wanted else 1.0, speedup=ratio)
+            Measured(
+                tree=tree, tau=1.0, tau_raw=1.0, tokens_per_second=2.0 if str(tree) == wanted else 1.0, speedup=ratio
+            )
             for tree in candidates
         ]
 
@@ -327,3 +330,16 @@ def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evalua
 def test_what_cannot_be_tuned_is_explained(folder: Path, override: str, said: str) -> None:
     with pytest.raises(EagleError, match=said):
         tuning.tune(recipe_in(folder, override))
+
+
+def test_of_a_conversation_that_became_several_documents_one_prompt_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other answers' prompts begin with the same words: an interval over them would take them for independent."""
+    documents = [("a#0", [1, 2, 9]), ("a#1", [1, 2, 3, 4, 9]), ("b", [5, 9]), ("c#0", [6, 7, 9])]
+    rows = [
+        {"id": name, "split": "validation", "input_ids": ids, "loss_mask": [False] * (len(ids) - 1) + [True]}
+        for name, ids in documents
+    ]
+    monkeypatch.setattr(tune_prompts, "load_prepared", lambda folder: (Dataset.from_list(rows), {}))
+    assert tune_prompts._held_out(read_recipe(write_recipe(tmp_path))) == [[1, 2], [5], [6, 7]]

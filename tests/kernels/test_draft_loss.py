@@ -172,6 +172,24 @@ def test_a_perfect_student_has_the_teachers_entropy_and_no_gradient() -> None:
     assert float(torch.autograd.grad(loss, student_TH)[0].abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("shift", [0.0, 3000.0])
+def test_no_loss_is_below_zero_and_nan_stays(backend: Any, shift: float) -> None:
+    """A sure teacher and student: the entropy is 0, and rounding grows with the logits."""
+    logits_CD = torch.full((64, 40), -17.0)
+    logits_CD[:, 3] = 0.0
+    logits_CD += shift + torch.rand(64, 1, generator=torch.Generator().manual_seed(0))
+    logits_CD, top_ids_CK = logits_CD.to(DEVICE), logits_CD.topk(3).indices.to(DEVICE)
+    judged = soft_cross_entropy(
+        student_CD=logits_CD.clone(), teacher_CD=logits_CD, top_ids_CK=top_ids_CK, top_weight=1.0, backend=backend
+    )
+    spoilt = soft_cross_entropy(student_CD=logits_CD * float("nan"), teacher_CD=logits_CD, backend=backend)
+    assert judged.losses_C.min() >= 0
+    assert judged.top_losses_C is not None
+    assert judged.top_losses_C.min() >= 0
+    assert spoilt.losses_C.isnan().all()
+
+
 def test_strided_logits_and_no_positions() -> None:
     wide = torch.full((3, 120), float("nan"), device=DEVICE)
     wide[:, :101] = torch.randn(3, 101, device=DEVICE)

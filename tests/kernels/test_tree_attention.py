@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from eagle.attention import TreeStep
 from eagle.kernels.tree_attention.reference import masked_attention, own_bits, tree_mask, unpack_bits
 from eagle.kernels.tree_build.reference import ancestry
+from tests.exact import same
 
 
 def random_parents(rows: int, nodes: int, seed: int) -> torch.Tensor:
@@ -67,7 +68,7 @@ def test_every_node_attends_as_if_its_path_were_the_whole_text(
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             expected = torch.einsum("hs,hsd->hd", scores.softmax(-1), v)
-            torch.testing.assert_close(got[row, :, node], expected, rtol=1e-5, atol=1e-6)
+            assert same(got[row, :, node], expected)
 
 
 def test_a_causal_chunk_behind_a_prefix_is_a_chain() -> None:

@@ -56,6 +56,28 @@ def test_a_perfect_head_has_no_loss_and_no_gradient(name: str) -> None:
         torch.testing.assert_close(slope, torch.zeros(6, 11, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 1000.0])
+def test_no_loss_is_below_zero(name: str, dtype: torch.dtype, shift: float) -> None:
+    """For equal logits, and nearly equal ones, where the terms' rounding is all there is."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        z = (4 * torch.randn(64, 50, generator=generator) + shift).to(dtype)
+        near = z.float() + 1e-6 * torch.randn(64, 50, generator=generator)
+        for student in (z, near):
+            losses, slope = DIVERGENCES[name](Teacher(z), student.float().log_softmax(-1))
+            assert losses.min() >= 0
+            assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_what_is_not_a_number_stays_one(name: str) -> None:
+    """Training stops at it; a bound from below must not hide it."""
+    z = torch.full((1, 5), float("nan"))
+    assert DIVERGENCES[name](Teacher(torch.zeros(1, 5)), z.log_softmax(-1))[0].isnan().all()
+
+
 @pytest.mark.parametrize("count", [1, 4, 11])
 def test_top_k_is_the_cross_entropy_of_the_likeliest_tokens(count: int) -> None:
     z, p = _logits(1).requires_grad_(), _logits(0).softmax(-1)

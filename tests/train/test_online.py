@@ -19,6 +19,7 @@ from eagle.run import run as run_all
 from eagle.target import Target
 from eagle.train import run
 from eagle.train.loop import train
+from tests.exact import same
 from tests.tiny import save_tiny_target, write_conversations
 from tests.train.stores import SMALL, with_train
 from tests.train.test_step import metrics_of, weights_of
@@ -75,8 +76,8 @@ def test_the_target_gives_the_documents_of_its_store(stored: Recipe, tmp_path: P
         assert ours.id == theirs.id
         assert torch.equal(ours.input_ids_T, theirs.input_ids_T)
         assert torch.equal(ours.loss_mask_T, theirs.loss_mask_T)
-        torch.testing.assert_close(ours.features_TH, theirs.features_TH, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(ours.aux_TA, theirs.aux_TA, rtol=1e-5, atol=1e-5)
+        assert same(ours.features_TH, theirs.features_TH)
+        assert same(ours.aux_TA, theirs.aux_TA)
         assert torch.equal(ours.states, ours.aux_TA)
         for a, b in zip(source.ids_and_mask(number), store.ids_and_mask(number), strict=True):
             assert torch.equal(a, b)

@@ -14,6 +14,7 @@ from eagle.config import DecodeConfig, Recipe
 from eagle.data.store import FeatureStore
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
+from eagle.stats import AcceptanceLength
 from eagle.target import Target
 from eagle.train import loop, selection
 from eagle.train.checkpoints import Progress
@@ -38,12 +39,17 @@ def _decodings(recipe: Recipe) -> list[dict[str, Any]]:
     return [line for line in metrics_of(recipe) if "decoded_tau" in line]
 
 
+def _decoded(tau: float) -> Decoded:
+    count = round(1000 * tau)
+    return Decoded(length=AcceptanceLength(committed=count, uncut=count, steps=1000), tokens=1, seconds=0.0)
+
+
 def _scripted(monkeypatch: pytest.MonkeyPatch, taus: list[float]) -> None:
     """Decoding answers with the next of `taus`."""
     left = iter(taus)
 
     def decode(self: Selection, head: Any) -> Decoded:
-        return Decoded(accepted=round(1000 * (next(left) - 1)), verify_steps=1000, tokens=1, seconds=0.0)
+        return _decoded(next(left))
 
     monkeypatch.setattr(Selection, "decode", decode)
 
@@ -58,16 +64,19 @@ def test_the_decoded_tau_is_what_the_decoder_gets_with_the_saved_head(tmp_path: 
     head = load_head(recipe.head_dir)
     head.config.target_identity = None
     decoder = SpeculativeDecoder.from_pretrained(Target.from_config(recipe.target), head, decode=recipe.decode)
-    accepted = steps = 0
+    accepted = steps = committed = 0
     store = FeatureStore.open(recipe.store_dir)
     for number in store.split("validation"):
         ids_T, mask_T = store.ids_and_mask(number)
         prompt = ids_T[: int(mask_T.nonzero()[0])]
         (stats,) = decoder.generate(prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=2).stats or ()
         accepted, steps = accepted + sum(stats.accepted), steps + stats.verify_steps
+        committed += stats.new_tokens - 1
     assert accepted > 0
     assert lines[-1]["decoded_verify_steps"] == steps
-    assert lines[-1]["decoded_tau"] == pytest.approx((accepted + steps) / steps)
+    assert lines[-1]["decoded_tau"] == pytest.approx(committed / steps)
+    assert lines[-1]["decoded_tau_raw"] == pytest.approx((accepted + steps) / steps)
+    assert lines[-1]["decoded_tau"] < lines[-1]["decoded_tau_raw"], "the limit of six tokens cut a block"
 
 
 def test_the_best_head_is_kept_and_the_last_one_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +129,7 @@ def test_a_kill_does_not_lose_which_was_best(
 
     def decode(self: Selection, head: Any) -> Decoded:
         real(self, head)
-        return Decoded(accepted=round(1000 * (taus[current[-1]] - 1)), verify_steps=1000, tokens=1, seconds=0.0)
+        return _decoded(taus[current[-1]])
 
     def remembered(training: Any, *arguments: Any) -> None:
         current.append(training.progress.step)
@@ -191,7 +200,7 @@ def test_the_earlier_of_equals_stays_best() -> None:
     outcomes = []
     for step, tau in enumerate(taus, start=1):
         progress.step = step
-        decoded = Decoded(accepted=round(1000 * (tau - 1)), verify_steps=1000, tokens=1, seconds=0.0)
+        decoded = _decoded(tau)
         outcomes.append(selection.judge(progress, decoded, measure="m"))
     assert outcomes == [True, True, False, False]
     assert (progress.best["step"], progress.without_gain) == (2, 2)
