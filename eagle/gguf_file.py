@@ -278,7 +278,9 @@ class GgufFile:
 
     def _refuse(self, key: str, why: str) -> EagleError:
         if key in self.factors:
-            return EagleError(f"GGUF file {self.path} holds the tensor {key}, which cannot be computed: {why}; {_REMEDY}")
+            return EagleError(
+                f"GGUF file {self.path} holds the tensor {key}, which cannot be computed: {why}; {_REMEDY}"
+            )
         return _refused(self.path, f"{self.architecture}.{key}", self.keys.get(key), why)
 
 

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
@@ -23,7 +22,7 @@ from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
 from eagle.gguf_file import READING, GgufFile
 from eagle.progress import console
-from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.reading import BROKEN, code_in, read_object, reason, shard_names, verdict
 
 _REMEDY = "fetch or save the model again"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -196,6 +195,13 @@ def _load_failure(what: str, name: str, error: Exception) -> str:
         return (
             f"cannot load {what} {name}: its config.json holds a wrong value ({reason(error)}); mend it, or {_REMEDY}"
         )
+    if "trust_remote_code" in str(error):
+        return (
+            f"cannot load {what} {name}: it brings code of its own, which is run only where target.trust_remote_code is true: "
+            "read that code first"
+        )
     files = sorted(file.name for file in Path(name).glob("*") if file.suffix in (".bin", ".safetensors"))
+    if code_in(error) is not None:
+        return f"cannot load {what} {name}: of {', '.join(files)}, {reason(error)}: {verdict(error, _REMEDY)}"
     damaged = f"; if {', '.join(files)} or config.json in it is damaged, {_REMEDY}" if files else ""
     return f"cannot load {what} {name}{hint}: {reason(error)}{damaged}"

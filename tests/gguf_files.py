@@ -34,7 +34,9 @@ def write_gguf(
         "attention.head_count": config.num_attention_heads,
     }
     norms = ("rms_norm_eps", "attention.layer_norm_rms_epsilon"), ("layer_norm_epsilon", "attention.layer_norm_epsilon")
-    keys |= {key: getattr(config, name) for name, key in (*norms, ("norm_epsilon", norms[1][1])) if hasattr(config, name)}
+    keys |= {
+        key: getattr(config, name) for name, key in (*norms, ("norm_epsilon", norms[1][1])) if hasattr(config, name)
+    }
     if not gpt2:
         keys |= {"attention.head_count_kv": config.num_key_value_heads, "rope.freq_base": rope["rope_theta"]}
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}

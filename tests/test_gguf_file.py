@@ -53,7 +53,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}),
     "starcoder2-window": ("starcoder2", {"sliding_window": 9}),
     "phi3-longrope": ("phi3", {"rope_parameters": SCALINGS["longrope"], "original_max_position_embeddings": 64}),
-    **{f"llama-{name}": ("llama", {"head_dim": 16, "rope_parameters": SCALINGS[name]}) for name in SCALINGS.keys() - {"longrope"}},
+    **{
+        f"llama-{name}": ("llama", {"head_dim": 16, "rope_parameters": SCALINGS[name]})
+        for name in SCALINGS.keys() - {"longrope"}
+    },
 }
 
 

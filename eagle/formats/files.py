@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from eagle.errors import EagleError
 from eagle.formats.format import SIDECAR, HeadFiles
-from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.reading import BROKEN, read_object, reason, shard_names, verdict
 from eagle.zoo.catalogue import known, zoo_folder
 
 REMEDY = "fetch or save the head again"
@@ -79,7 +79,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             return dict(load_file(file))
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except BROKEN as error:
-        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {REMEDY}") from error
+        raise EagleError(f"{file} cannot be read ({reason(error)}): {verdict(error, REMEDY)}") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise EagleError(
             f"{file} holds a {type(state).__name__}, expected a dict of tensors (a module's state_dict); {REMEDY}"
