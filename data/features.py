@@ -42,6 +42,7 @@ from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from eagle.exits import exit_code
 from eagle.files import atomic_path, write_json
+from eagle.heads import EagleHeadConfig
 from eagle.launch import check_world, whole_models
 from eagle.progress import ProgressBar, console
 from eagle.quiet import quieten
@@ -174,7 +175,10 @@ def require_layers(layers: Sequence[int], target: Target, *, where: str) -> None
 
 
 def require_fitting(recipe: Recipe, target: Target, data_manifest: dict[str, Any], lengths: np.ndarray) -> None:
-    """Refuses prepared data of another tokenizer or template, and documents beyond the target's positions."""
+    """Refuses targets that no new head can be made for, prepared data of another tokenizer or template, and documents beyond
+    the target's positions."""
+    if recipe.head.init_from is None:
+        EagleHeadConfig.for_target(target.config)
     if len(lengths) == 0:
         raise EagleError(f"the prepared data in {recipe.data_dir} has no documents; see `eagle data inspect RECIPE`")
     tokenizer = tokenizer_identity(load_tokenizer(recipe.target, recipe.data.chat_template))

@@ -240,8 +240,8 @@ def tree_attention(config: PreTrainedConfig, step: TreeStep) -> Iterator[None]:
     """Within the block, every attention layer that reads `config` serves `step`."""
     before = config._attn_implementation
     token = _step.set(step)
-    config._attn_implementation = NAME
     try:
+        config._attn_implementation = NAME
         yield
     finally:
         config._attn_implementation = before
@@ -271,7 +271,12 @@ def _attend(
                 "biases): such targets cannot be verified as a tree; use another target"
             )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = _step.get().attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap)
+    step = _step.get(None)
+    if step is None:
+        raise EagleError(
+            "this model is being run as a tree by another thread just now; run it by its Target, or within `with target.lock:`"
+        )
+    out = step.attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
 
 

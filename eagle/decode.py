@@ -6,6 +6,7 @@ one node. Search (num_beams > 1) is in eagle/beam.py.
 """
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -92,6 +93,7 @@ class SpeculativeDecoder:
     ):
         self.target, self.drafter, self.kernels = target, drafter, kernels
         self._batches = 0
+        self._turn = threading.Lock()  # a drafter serves one batch: others are refused, not mixed in
         self.rule = make_rule(rule) if isinstance(rule, str) else rule
         reason = missing(target.device) or why_not_rule(self.rule)
         if kernels == "triton" and reason is not None:
@@ -110,8 +112,8 @@ class SpeculativeDecoder:
     ) -> "SpeculativeDecoder":
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, zoo name, hub id, loaded head, or None.
 
-        decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the engine that the
-        target has). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what `decode` says).
+        decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the fastest engine, or
+        the one that the target was given). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what `decode` says).
         draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig (dtype, device,
         revision ...), for a target that is yet to be loaded.
         Raises EagleError when the head or the draft model does not fit the target, or is missing, and for what would have
@@ -121,8 +123,8 @@ class SpeculativeDecoder:
             refuse_config(target_config | ({} if tokenizer is None else {"tokenizer": tokenizer}), "a loaded Target")
         else:
             target = Target.from_pretrained(target, tokenizer, **target_config)
-        decode = DecodeConfig(engine=target.engine) if decode is None else decode
-        target.use_engine(decode.engine)
+        decode = DecodeConfig() if decode is None else decode
+        target = target.on_engine(decode.engine)
         rule = decode.rule if rule is None else rule
         rule = rule_of(decode, rule) if isinstance(rule, str) else rule
         drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)
@@ -201,15 +203,16 @@ class SpeculativeDecoder:
     def _run(self, rows: list[Row]) -> Iterator[list[list[int]]]:
         """Yields, after every cycle, the tokens committed to each of `rows` (none for those that ended before)."""
         start = time.perf_counter()
-        with self._kernels(rows):
+        with self._turn, self._kernels(rows):
             batch, first = self._prefill(rows)
         yield first
         while True:
-            batch = self._without_finished(batch)
+            with self._turn:
+                batch = self._without_finished(batch)
             if not batch.rows:
                 batch.stopwatch.settle(wait=True)
                 return
-            with self._kernels(batch.rows):
+            with self._turn, self._kernels(batch.rows):
                 blocks = {id(row): block for row, block in zip(batch.rows, self._cycle(batch))}
             batch.stopwatch.settle()
             for row in batch.rows:
@@ -323,7 +326,7 @@ class SpeculativeDecoder:
             return batch
         if running:
             batch.cache.keep_rows(running)
-            if self.drafter is not None:
+            if self.drafter is not None and batch.number == self._batches:
                 self.drafter.keep_rows(running)
         rows = [batch.rows[b] for b in running]
         return dataclasses.replace(batch, rows=rows, verifier=Verifier(self.rule, self.target, rows))

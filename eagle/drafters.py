@@ -213,8 +213,7 @@ def _load_draft_model(
         return model
     where = {} if isinstance(model, PreTrainedModel) else {"device": str(target.device)}
     loaded = Target.from_pretrained(model if isinstance(model, PreTrainedModel) else str(model), **where)
-    loaded.use_engine(target.engine, capture=target.capture)
-    return loaded
+    return loaded.on_engine(target.engine, capture=target.capture)
 
 
 def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:

@@ -19,6 +19,8 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from eagle.attention import causal_attention
+from eagle.errors import EagleError
+from eagle.reading import BROKEN, reason
 from eagle.vocab import DraftTokens, DraftVocabulary
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -39,35 +41,81 @@ class DraftHeadConfig(LlamaConfig):
 
     @classmethod
     def for_target(cls, target: PreTrainedConfig, **overrides: Any) -> Self:
-        """The layer shape of a target's family: heads, head dim, MLP width, norm epsilon, RoPE and positions."""
+        """The layer shape of a target's family: heads, head dim, MLP width, norm epsilon, RoPE and positions.
 
-        def first(*names: str, default: Any) -> Any:
-            return next((value for name in names if (value := getattr(target, name, None)) is not None), default)
-
-        hidden, heads = int(target.hidden_size), int(target.num_attention_heads)
+        Where a target's layers differ, its last full-attention layer's. Raises EagleError, with the reason, when no head's
+        shape follows from the target's configuration.
+        """
+        first = partial(_of_last_full_layer, target)
+        hidden, heads = first("hidden_size"), first("num_attention_heads")
+        wholes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": first("vocab_size")}
+        wrong = [f"{name} {value!r}" for name, value in wholes.items() if type(value) is not int or value < 1]
+        if wrong:
+            raise EagleError(
+                f"the target's configuration ({type(target).__name__}) has {', '.join(wrong)}, expected whole numbers above 0: "
+                "no draft head's shape follows from it; use another target"
+            )
+        head_dim = first("head_dim", default=hidden // heads)
         values: dict[str, Any] = {
-            "vocab_size": target.vocab_size,
-            "hidden_size": hidden,
+            **wholes,
             "intermediate_size": first("intermediate_size", "n_inner", default=4 * hidden),
             "num_hidden_layers": 1,
-            "num_attention_heads": heads,
             "num_key_value_heads": first("num_key_value_heads", default=heads),
-            "head_dim": first("head_dim", default=hidden // heads),
+            "head_dim": head_dim,
             "rms_norm_eps": first("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", default=1e-6),
             "max_position_embeddings": first("max_position_embeddings", default=2048),
-            "rope_parameters": _rope_of(target),
+            "rope_parameters": _rope_of(target, head_dim=head_dim),
             "bos_token_id": None,
             "eos_token_id": None,
         }
-        return cls(**{**values, **overrides})
+        try:
+            config = cls(**{**values, **overrides})
+            heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+            if kv_heads < 1 or heads % kv_heads or config.head_dim % 2:
+                raise ValueError(f"{heads} heads, {kv_heads} key/value heads, head dim {config.head_dim}")
+            HeadRotaryEmbedding(config)
+        except BROKEN as error:
+            raise EagleError(
+                f"no draft head can be given the shape of the target's layers ({type(target).__name__}: {reason(error)}); use "
+                "another target"
+            ) from error
+        return config
 
 
-def _rope_of(target: PreTrainedConfig) -> dict[str, Any]:
+def _of_last_full_layer(target: PreTrainedConfig, *names: str, default: Any = None) -> Any:
+    """The first of these settings that the target has, as its last full-attention layer (else its last) has it."""
+    kinds = list(getattr(target, "layer_types", None) or ())
+    place = max((i for i, kind in enumerate(kinds) if kind == "full_attention"), default=-1)
+    owner = target
+    if getattr(target, "is_heterogeneous", False):  # Gemma 4: layers have configurations of their own
+        owner = target.per_layer_config[place]
+    for name in names:
+        value = getattr(owner, name, None)
+        if isinstance(value, (list, tuple)) and value:
+            value = value[place]
+        if value is not None:
+            return value
+    return default
+
+
+_SCALINGS = ("linear", "llama3", "yarn")
+"""RoPE's scalings that are defined for any number of rotated dimensions. (`dynamic` depends on the text's length.)"""
+
+
+def _rope_of(target: PreTrainedConfig, *, head_dim: int) -> dict[str, Any]:
+    """The target's base, and its scaling where that is one of the whole head dim: published heads rotate all of it."""
     rope = dict(getattr(target, "rope_parameters", None) or {})
-    if isinstance(rope.get("full_attention"), dict):  # one per layer type (Gemma 3): the head's layer is a full one
-        rope = dict(rope["full_attention"])
-    rope.pop("partial_rotary_factor", None)  # the head rotates its whole head dim, as published heads do
-    return {"rope_type": "default", "rope_theta": 10000.0, **rope}
+    nested = {kind: inner for kind, inner in rope.items() if isinstance(inner, dict)}
+    if nested:  # one per layer type (Gemma 3): the head's layer is a full one
+        rope = dict(nested.get("full_attention", next(iter(nested.values()))))
+    rope.pop("partial_rotary_factor", None)
+    kind = rope.get("rope_type", "default")
+    factors = rope.get("short_factor") or ()
+    if kind not in _SCALINGS and not (kind == "longrope" and len(factors) == head_dim // 2):
+        rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta")}
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = 10000.0
+    return {"rope_type": "default", **rope}
 
 
 class EagleHeadConfig(DraftHeadConfig):

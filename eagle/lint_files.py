@@ -20,7 +20,7 @@ from eagle.errors import EagleError
 from eagle.formats.target_facts import unspelled_rope
 from eagle.formats.window import FULL
 from eagle.loading import load_architecture, load_config, local_path
-from eagle.reading import BROKEN, read_object, reason
+from eagle.reading import BROKEN, read_object, reason, verdict
 
 DEFAULT_THETA = 10000.0
 """What every runtime rotates with when a config names no theta."""
@@ -213,7 +213,8 @@ def _read_file(file: Path, troubles: list[Trouble]) -> dict[str, torch.Tensor]:
         tensors = {key: value for key, value in dict(state).items() if isinstance(value, torch.Tensor)}
     except BROKEN as error:
         evidence = f"{file.name} cannot be read: {reason(error)}"
-        troubles.append(Trouble(rule="weight-files", evidence=evidence, remedy="it is damaged: fetch or save it again"))
+        remedy = verdict(error, "fetch or save it again")
+        troubles.append(Trouble(rule="weight-files", evidence=evidence, remedy=remedy))
         return {}
     if len(tensors) < len(state):
         evidence = (

@@ -23,8 +23,9 @@ from transformers import (
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, sha256_file, sha256_text
+from eagle.gguf_file import READING, GgufFile
 from eagle.progress import console
-from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.reading import BROKEN, code_in, read_object, reason, shard_names, verdict
 from eagle.template_date import pin_date, pinned_date, unpinned
 
 _REMEDY = "fetch or save the model again"
@@ -184,24 +185,19 @@ def _package_file(name: str) -> Path:
 def _converted_gguf(path: Path) -> Path:
     """A folder with the dequantised float32 weights and the tokenizer of a GGUF file, made once."""
     home = Path(HF_HOME) / "eagle-gguf"
-    folder = home / f"{path.stem}-{sha256_file(path)[:16]}"
+    folder = home / f"{path.stem}-{sha256_file(path)[:16]}-{READING}"
     if (folder / "config.json").is_file():
         return folder
     console.print(f"converting {path.name} to float32 (once; kept in {folder})")
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        model = GgufFile.read(path).load()
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except EagleError:
+        raise
     except BROKEN as error:
         raise EagleError(_load_failure("GGUF file", str(path), error)) from error
-    # A dequantised model refuses to be saved; its weights in a model built from the plain config do not.
-    values: dict[str, Any] = loaded.config.to_dict()
-    values.pop("quantization_config", None)
-    values["_name_or_path"] = path.stem
-    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), dtype=torch.float32)
-    plain.load_state_dict(loaded.state_dict())
-    plain.generation_config = loaded.generation_config
     with atomic_dir(folder) as temporary:
-        plain.save_pretrained(temporary)
+        model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
     return folder
 
@@ -223,6 +219,13 @@ def _load_failure(what: str, name: str, error: Exception) -> str:
         return (
             f"cannot load {what} {name}: its config.json holds a wrong value ({reason(error)}); mend it, or {_REMEDY}"
         )
+    if "trust_remote_code" in str(error):
+        return (
+            f"cannot load {what} {name}: it brings code of its own, which is run only where target.trust_remote_code is true: "
+            "read that code first"
+        )
     files = sorted(file.name for file in Path(name).glob("*") if file.suffix in (".bin", ".safetensors"))
+    if code_in(error) is not None:
+        return f"cannot load {what} {name}: of {', '.join(files)}, {reason(error)}: {verdict(error, _REMEDY)}"
     damaged = f"; if {', '.join(files)} or config.json in it is damaged, {_REMEDY}" if files else ""
     return f"cannot load {what} {name}{hint}: {reason(error)}{damaged}"

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,38 @@ def shard_names(index: Path, *, remedy: str) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """A library's message in one line: its first one, all of it where the first is but a heading."""
+    """A library's message in one line: its first one, all of it where the first is but a heading; without PyTorch's advice
+    to load files in ways that run what they hold."""
+    held = code_in(error)
+    if held is not None:
+        return f"it holds {held}, which is never run here"
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join(line.strip() for line in lines) if isinstance(error, StrictDataclassError) else lines[0]
+    if isinstance(error, StrictDataclassError):
+        return " ".join(line.strip() for line in lines)
+    own = [line.partition(_UNPICKLER)[2] for line in lines if _UNPICKLER in line]
+    return [*own, *lines][0]
+
+
+def verdict(error: Exception, remedy: str) -> str:
+    """What is wrong with a file of weights that cannot be read, and the remedy."""
+    if code_in(error) is None:
+        return f"it is damaged or cut short; {remedy}"
+    return "it is more than tensors; save it as safetensors, or a dict of its tensors alone"
+
+
+def code_in(error: Exception) -> str | None:
+    """What a file holds besides tensors, where PyTorch refuses it for that; None for any other error."""
+    text = str(error)
+    if not _WEIGHTS_ONLY.search(text):
+        return None
+    if "TorchScript" in text:
+        return "a program (a TorchScript archive)"
+    if "legacy .tar" in text:
+        return "pickled objects (in the legacy .tar format)"
+    named = _OBJECT.search(text)
+    return None if named is None else f"pickled Python objects ({named[1]})"
+
+
+_UNPICKLER = "WeightsUnpickler error: "
+_WEIGHTS_ONLY = re.compile("weights.only", re.IGNORECASE)
+_OBJECT = re.compile(r"(?:GLOBAL|class|function|instance of type|of object) ['\"<]*([A-Za-z_]\w*\.[\w.]*\w)")

@@ -5,13 +5,16 @@ No modelling file is forked: keys and values go through a `Cache` of our own, tr
 attention interface (eagle/attention.py), aux features through hooks that live for one forward.
 """
 
+import copy
 import dataclasses
 import hashlib
 import inspect
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, get_args
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -51,6 +54,9 @@ class Target:
     features: the last hidden state AFTER the final norm, so that `logits(features)` are the model's logits.
     Construction probes the model (unless probe=False) and raises EagleError, with the reason, when `logits(features)`
     or a tree forward would not equal the model's own computation.
+
+    Threads may share it, and its model: forwards wait for each other. A thread that calls the model itself meanwhile does
+    so within `with target.lock:`.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Target:
         self.tokenizer = tokenizer
         self.name = name or model.config.name_or_path or type(model).__name__
         self.decoder: nn.Module = model.get_decoder()
+        self.lock = _lock_of(self.decoder)
         self._engine = self.decoder  # what tree forwards and prefills run on
         self.engine: Engine = "eager"
         self.static: StaticForward | None = None  # of the engine "cudagraph"
@@ -74,8 +81,10 @@ class Target:
         self.tokens = self._plain_tokens = TokenLayers.of_model(model, self.config)
         self._cache_keyword = _cache_keyword(self.decoder)
         self._layers = self._engine_layers = _decoder_layers(self.decoder, self.num_layers)
+        self._views: WeakValueDictionary[EngineChoice, Target] = WeakValueDictionary({self.engine: self})
         if probe:
-            check_forward(self)
+            with self.lock:
+                check_forward(self)
 
     @classmethod
     def from_config(cls, config: TargetConfig, chat_template: str | None = None) -> "Target":
@@ -98,6 +107,18 @@ class Target:
         named = TargetConfig(model=str(model), **config)
         return cls(load_model(named), load_tokenizer(named) if tokenizer is None else tokenizer, name=named.model)
 
+    def on_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> "Target":
+        """This target run by an engine, as for `use_engine`: itself, or another view of the same model. Who decodes with this
+        one keeps its engine."""
+        if engine == "auto" and self.engine != "eager":
+            return self
+        view = self if self.engine == engine else self._views.get(engine)
+        if view is None or (view.engine != engine and engine != "auto"):
+            view = copy.copy(self)
+            view.use_engine(engine, capture=capture)
+            self._views[engine] = self._views[view.engine] = view
+        return view
+
     def use_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> None:
         """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
 
@@ -116,14 +137,16 @@ class Target:
         static, packed = None, engine == "compiled"
         if engine == "cudagraph":
             static = StaticForward(layers=self.num_layers, device=self.device, capture=capture)
-            check_capturable(
-                self.decoder,
-                lambda copied: partial(self._run, copied),
-                name=self.name,
-                layers=self.num_layers,
-                device=self.device,
-            )
-        self._engine = packed_copy(self.decoder) if packed else self.decoder
+        with self.lock:
+            if static is not None:
+                check_capturable(
+                    self.decoder,
+                    lambda copied: partial(self._run, copied),
+                    name=self.name,
+                    layers=self.num_layers,
+                    device=self.device,
+                )
+            self._engine = packed_copy(self.decoder) if packed else self.decoder
         self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
         self._engine_layers = _decoder_layers(self._engine, self.num_layers)
         self.engine, self.static, self.capture = engine, static, capture
@@ -219,14 +242,15 @@ class Target:
 
         aux_layers: numbers of layers applied (Hugging Face's hidden_states index), concatenated in that order.
         """
-        with self._recording(self._layers, aux_layers) as recorded:
+        with self.lock, self._recording(self._layers, aux_layers) as recorded:
             out = self.decoder(input_ids=ids_BT.to(self.device), use_cache=False)
         return self._states(out.last_hidden_state, recorded, aux_layers)
 
     def new_cache(self, *, rows: int, capacity: int) -> TreeCache:
         """An empty cache for `rows` sequences of up to `capacity` tokens and tree nodes."""
         if self.static is not None:
-            return self.static.new_cache(rows=rows, capacity=capacity)
+            with self.lock:
+                return self.static.new_cache(rows=rows, capacity=capacity)
         capacity = -(-capacity // SLOTS) * SLOTS
         return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity, by_slot=self.engine == "compiled")
 
@@ -276,12 +300,14 @@ class Target:
         if self.static is not None and self.static.takes(step):
             assert isinstance(cache, StaticCache), "the cache was made before use_engine"
             forward = partial(self._run, self._engine, aux_layers=aux_layers)
-            return TargetStates(*self.static.run(forward, tokens_BN, step, cache, variant=tuple(aux_layers)))
+            with self.lock:
+                return TargetStates(*self.static.run(forward, tokens_BN, step, cache, variant=tuple(aux_layers)))
         if self.engine == "compiled":
             step.be_steady()
         cache.reserve(max(step.offset + tokens_BN.shape[1], step.slots - cache.longest))
         positions_BN = step.positions_on(self.device)
-        with cache.writing(cache.behind(count=tokens_BN.shape[1], offset=step.offset, slots=step.slots)):
+        place = cache.behind(count=tokens_BN.shape[1], offset=step.offset, slots=step.slots)
+        with self.lock, cache.writing(place):
             return TargetStates(
                 *self._run(self._engine, sent(tokens_BN, self.device), positions_BN, step, cache, aux_layers=aux_layers)
             )
@@ -363,6 +389,16 @@ def weights_hash(model: nn.Module, samples: int = 1024) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(picked.numpy().tobytes())
     return digest.hexdigest()
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def _lock_of(decoder: nn.Module) -> threading.RLock:
+    """One a model, whatever Targets were made of it: a forward over a tree changes its configuration and its hooks."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(decoder, threading.RLock())
 
 
 def _cache_keyword(decoder: nn.Module) -> str:

@@ -100,11 +100,11 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
     prompts, limit = recipe_prompts(recipe.eval), recipe.eval.max_new_tokens
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     weights = text_identity(target)
+    target.use_engine(recipe.decode.engine)
     decoders = {"": SpeculativeDecoder(target, kernels=recipe.decode.kernels)}
     head_path = _head_of(recipe, head)
     if head_path is not None or recipe.decode.drafter in ("ngram", "model"):
         decoders[DRAFTED] = SpeculativeDecoder.from_pretrained(target, head_path, decode=recipe.decode)
-    target.use_engine(recipe.decode.engine)
     assert target.tokenizer is not None
     ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
     fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], limit)]

@@ -156,5 +156,5 @@ def test_a_shared_target_keeps_its_engine_unless_another_is_asked_for() -> None:
     assert target.engine == "compiled"
     assert isinstance(decoder.drafter, HeadDrafter)
     assert isinstance(decoder.drafter.head.fc, PackedLinear), "the head runs on the target's engine"
-    SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="eager"))
-    assert target.engine == "eager"
+    other = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="eager"))
+    assert (other.target.engine, target.engine) == ("eager", "compiled")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from eagle.attention import causal_attention
 from eagle.checkpoint import check_fits, head_hash, load_head, save_head
@@ -294,3 +296,49 @@ def test_a_windowed_prompt_is_attended_in_blocks_without_a_difference(
     scores = query @ key.repeat_interleave(2, dim=1).mT * 0.3
     expected = scores.masked_fill(~seen_TT, float("-inf")).softmax(-1) @ value.repeat_interleave(2, dim=1)
     torch.testing.assert_close(causal_attention(query, key, value, scaling=0.3, window=window), expected)
+
+
+def _every_text_config() -> dict[str, PreTrainedConfig]:
+    found = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            text = kind().get_text_config()
+        except (ValueError, ImportError, StrictDataclassError):
+            continue  # made from parts that must be given
+        found[text.model_type] = text
+    return found
+
+
+def test_a_head_s_shape_is_derived_or_refused_for_every_family() -> None:
+    refused = []
+    for family, text in _every_text_config().items():
+        try:
+            config = EagleHeadConfig.for_target(text)
+        except EagleError:
+            refused.append(family)
+            continue
+        with torch.device("meta"):
+            EagleHead(config)
+    assert {"mamba", "rwkv"} <= set(refused)
+    assert not {"llama", "gemma3n_text", "gemma4_text", "gpt2", "phi3"} & set(refused)
+
+
+def test_a_head_of_gemma_4_has_the_shape_of_its_full_layers() -> None:
+    config = EagleHeadConfig.for_target(CONFIG_MAPPING["gemma4_text"]())
+    assert config.head_dim == 512
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_a_head_of_a_partly_rotated_longrope_target_rotates_plainly_with_its_base() -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    rope = {"rope_type": "longrope", "rope_theta": 77.0, "partial_rotary_factor": 0.75, "factor": 4.0, **factors}
+    shape = dict(hidden_size=64, num_attention_heads=4, pad_token_id=0, original_max_position_embeddings=64)
+    config = EagleHeadConfig.for_target(
+        CONFIG_MAPPING["phi3"](**shape, max_position_embeddings=256, rope_parameters=rope)
+    )
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 77.0}
+    whole = rope | {"partial_rotary_factor": 1.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = EagleHeadConfig.for_target(
+        CONFIG_MAPPING["phi3"](**shape, max_position_embeddings=256, rope_parameters=whole)
+    )
+    assert config.rope_parameters["rope_type"] == "longrope"

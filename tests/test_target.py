@@ -1,6 +1,7 @@
 """Target: features, aux features, identity, the probe's refusals. (Families: tests/test_decode.py.)"""
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from eagle.attention import TreeStep
 from eagle.config import TargetConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
+from eagle.formats.files import read_files
+from eagle.lint_files import read_head
 from eagle.loading import load_tokenizer, resolve_device
 from eagle.ngram_drafter import NgramDrafter
 from eagle.target import Target, weights_hash
@@ -272,6 +275,62 @@ def test_a_broken_file_is_one_message_that_names_it_and_the_remedy(
     assert name in str(caught.value)
     assert "fetch or save the model again" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Extra:
+    """What a training script saved beside the tensors."""
+
+
+def _with_code(file: Path) -> None:
+    torch.save({"weight": torch.ones(2), "arguments": Extra()}, file)
+
+
+def _with_call(file: Path) -> None:
+    torch.save({"weight": torch.ones(2), "path": Path("x")}, file)
+
+
+def _script(file: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), str(file))
+
+
+def _legacy_tar(file: Path) -> None:
+    with tarfile.open(file, "w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            archive.addfile(tarfile.TarInfo(name))
+
+
+@pytest.mark.filterwarnings("ignore:.*jit", "ignore:.*TorchScript")
+@pytest.mark.parametrize(
+    ("write", "held"),
+    [(_with_code, "Extra"), (_with_call, "pathlib"), (_script, "TorchScript"), (_legacy_tar, "legacy .tar")],
+)
+def test_weights_with_code_in_them_are_named_as_such_without_advice_to_run_it(
+    tmp_path: Path, write: Callable[[Path], None], held: str
+) -> None:
+    save_tiny_target(tmp_path, num_hidden_layers=1)  # as many as a head has
+    (tmp_path / "model.safetensors").unlink()
+    write(tmp_path / "pytorch_model.bin")
+    messages = []
+    for read in (lambda: Target.from_pretrained(str(tmp_path), device="cpu"), lambda: read_files(tmp_path)):
+        with pytest.raises(EagleError) as caught:
+            read()
+        messages.append(str(caught.value))
+    trouble = read_head(tmp_path).troubles[0]
+    messages.append(f"{trouble.evidence}: {trouble.remedy}")
+    for message in messages:
+        assert "pytorch_model.bin" in message and held in message and "more than tensors" in message
+        for word in ("damaged", "weights_only", "trust", "safe_globals", "\n"):
+            assert word not in message
+
+
+def test_a_model_with_code_of_its_own_is_named_as_such(tmp_path: Path) -> None:
+    save_tiny_target(tmp_path)
+    with_value(model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})(
+        tmp_path / "config.json"
+    )
+    with pytest.raises(EagleError, match="code of its own, .*target.trust_remote_code") as caught:
+        Target.from_pretrained(str(tmp_path), device="cpu")
+    assert "damaged" not in str(caught.value)
 
 
 def test_settings_of_loading_are_refused_where_they_have_no_effect(tmp_path: Path) -> None:

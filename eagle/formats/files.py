@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from eagle.errors import EagleError
 from eagle.formats.format import SIDECAR, HeadFiles
-from eagle.reading import BROKEN, read_object, reason, shard_names
+from eagle.reading import BROKEN, read_object, reason, shard_names, verdict
 from eagle.zoo.catalogue import known, zoo_folder
 
 REMEDY = "fetch or save the head again"
@@ -90,7 +90,7 @@ def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(file)
     except BROKEN as error:
-        raise EagleError(f"{file} cannot be read ({reason(error)}): it is damaged or cut short; {REMEDY}") from error
+        raise EagleError(f"{file} cannot be read ({reason(error)}): {verdict(error, REMEDY)}") from error
 
 
 def _names(file: Path) -> list[str]:

@@ -386,3 +386,11 @@ def test_memory_is_flat_in_the_size_of_the_data(tmp_path: Path) -> None:
         tokens = json.loads((recipe.store_dir / "manifest.json").read_text())["counts"]["tokens"]
         print(f"{tokens:,} tokens: peak {peaks[-1] / 1024:.0f} MB")
     assert peaks[1] <= 1.1 * peaks[0], peaks
+
+
+def test_a_target_that_no_head_can_be_made_for_is_refused_before_its_features_are_computed(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    save_tiny_target(Path(recipe.target.model), "gpt2", n_embd=36, n_head=12)  # 3 dimensions a head: no pairs to rotate
+    with pytest.raises(EagleError, match=r"no draft head can be given the shape .*head dim 3"):
+        extract(recipe)
+    assert not recipe.store_dir.exists()

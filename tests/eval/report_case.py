@@ -248,7 +248,15 @@ def tuned() -> dict[str, Any]:
     def tree(name: str, tau: float, rate: float, ratio: tuple[float, float, float], **more: Any) -> dict[str, Any]:
         median, low, high = ratio
         speedup = {"median": median, "low": low, "high": high, "pooled": median, **INDEPENDENT, "samples": 8}
-        return {"tree": {}, "name": name, "tau": tau, "tokens_per_second": rate, "speedup": speedup, **more}
+        return {
+            "tree": {},
+            "name": name,
+            "tau": tau,
+            "tau_raw": tau,
+            "tokens_per_second": rate,
+            "speedup": speedup,
+            **more,
+        }
 
     candidates = [
         tree("no drafting", 1.0, 30.0, (1.0, 1.0, 1.0), forecast={"speedup": 1.0}, chosen=False),

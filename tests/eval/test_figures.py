@@ -117,7 +117,7 @@ def test_no_ratio_is_given_for_a_method_that_is_not_exact() -> None:
     assert tree["speedup_hf"] is None
     assert tree["speedup_plain"] is None
     assert result["methods"]["chain"]["overall"]["speedup_plain"] is not None
-    assert tree["exact"] == {"requests": 2, "equal": 1, "ties": 0, "different": 1}
+    assert tree["exact"] == {"requests": 2, "equal": 1, "ties": 0, "router_ties": 0, "different": 1}
     assert len(result["errors"]) == 1
     assert "eagle2 is NOT exact" in result["errors"][0]
 
