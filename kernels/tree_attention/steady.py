@@ -48,7 +48,7 @@ def steady_attention(
     rows, heads, nodes, head_dim = query_BhNd.shape
     kv_heads, slots = key_BkSd.shape[1:3]
     packed_BkMd = query_BhNd.reshape(rows, kv_heads, -1, head_dim)
-    scores = torch.stack([_scores(query, key) for query, key in zip(packed_BkMd, key_BkSd)])
+    scores = _stacked([_scores(query, key) for query, key in zip(packed_BkMd, key_BkSd)])
     scores_BhNS = scores.view(rows, heads, nodes, slots)
     if softcap is None:
         scores_BhNS = torch.add(bias_BNS[:, None], scores_BhNS, alpha=scaling)
@@ -60,7 +60,12 @@ def steady_attention(
         _mixed(weights, value, edges)
         for weights, value, edges in zip(weights_BhNS.view(rows, kv_heads, -1, nodes, slots), value_BkSd, edges_BN)
     ]
-    return torch.stack(out).view(rows, heads, nodes, -1).div_(sums_BhN1)
+    return _stacked(out).reshape(rows, heads, nodes, -1).div_(sums_BhN1)
+
+
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    """torch.stack, which copies, only where there is something to put together."""
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
 def _product(rows_MK: torch.Tensor, columns_NK: torch.Tensor) -> torch.Tensor:
@@ -79,7 +84,7 @@ def _scores(query_kMd: torch.Tensor, key_kSd: torch.Tensor) -> torch.Tensor:
     """One row's [k, M, S]."""
     kv_heads, count, head_dim = query_kMd.shape
     if not _together(kv_heads, count, head_dim):
-        return torch.stack([_product(query, key.contiguous()) for query, key in zip(query_kMd, key_kSd)])
+        return _stacked([_product(query, key.contiguous()) for query, key in zip(query_kMd, key_kSd)])
     wide_kMkd = query_kMd.new_zeros(kv_heads, count, kv_heads, head_dim)
     wide_kMkd.diagonal(dim1=0, dim2=2).copy_(query_kMd.permute(1, 2, 0))
     keys_SD = key_kSd.transpose(0, 1).reshape(-1, kv_heads * head_dim)
@@ -103,16 +108,16 @@ def _mixed(weights_kgNS: torch.Tensor, value_kSd: torch.Tensor, edges_N: list[in
 def _split_sum(weights_kMS: torch.Tensor, value_kSd: torch.Tensor, border: int) -> torch.Tensor:
     """[k, M, d]."""
     behind = _sum(weights_kMS[:, :, border:], value_kSd[:, border:])
-    return behind if border == 0 else behind.add_(_sum(weights_kMS[:, :, :border], value_kSd[:, :border]))
+    return behind if border == 0 else behind.add(_sum(weights_kMS[:, :, :border], value_kSd[:, :border]))
 
 
 def _sum(weights_kMS: torch.Tensor, value_kSd: torch.Tensor) -> torch.Tensor:
     """[k, M, d]."""
     kv_heads, count, slots = weights_kMS.shape
     if not _together(kv_heads, count, 1):
-        return torch.stack(
+        return _stacked(
             [_product(weights, value.contiguous().t()) for weights, value in zip(weights_kMS, value_kSd)]
         )
     values_SD = value_kSd.transpose(0, 1).reshape(slots, -1)
     wide = _product(weights_kMS.reshape(-1, slots), values_SD.t()).view(kv_heads, count, kv_heads, -1)
-    return wide.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    return wide.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
