@@ -123,8 +123,6 @@ def resolve(
     if not sampled:
         _refuse_ignored({**keywords, **per_row})
     eos = config.eos_token_id
-    if eos is None and "eos_token_id" not in keywords:
-        eos = list(target.eos_token_ids)
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
     beams = beam_settings(config, search_keywords)
     copies = 1 if beams is not None else config.num_return_sequences or 1

@@ -67,6 +67,7 @@ def generate(options: argparse.Namespace) -> None:
 
     tokenizer = decoder.target.tokenizer
     assert tokenizer is not None
+    asked["eos_token_id"] = list(decoder.target.eos_token_ids)
     for number, prompt in enumerate(prompts):
         if len(prompts) > 1:
             print(f"{'' if number == 0 else chr(10)}### {number + 1} of {len(prompts)}", flush=True)
