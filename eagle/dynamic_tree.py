@@ -81,8 +81,10 @@ class DynamicTree:
         beam_features = draft.predicted_BH[:, None].expand(-1, K, -1)
         bits_BKW = _level_bits(K, width, start=0, device=device).expand(rows, -1, -1)
         for level in range(1, depth):
-            if (self.level_cost or device.type == "cpu") and self._at_most(beam_scores) <= self.level_cost:
+            if self.level_cost and self._at_most(beam_scores) < self.level_cost:
                 break
+            if device.type == "cpu" and float(beam_scores.amax()) == float("-inf"):
+                break  # nothing goes on behind what ends its row (a device would have to be waited for)
             step = TreeStep(
                 lengths_B=draft.cache.lengths_B,
                 depths_BN=torch.full((rows, K), level - 1),
@@ -109,7 +111,7 @@ class DynamicTree:
     @staticmethod
     def _at_most(beam_scores_BK: torch.Tensor) -> float:
         """Accepted tokens that the next level can add: a path's children share what confidence it has. Of the row that can
-        gain most; 0 where all that could be expanded ends its row. The host waits here for a device: it decides what to launch."""
+        gain most. The host waits here for the device: it decides what to launch."""
         return float(beam_scores_BK.exp().sum(dim=1).max())
 
     def _select(

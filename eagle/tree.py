@@ -84,16 +84,23 @@ class DraftTree:
             q_row_BN=q_row_BN,
             widest=widest,
         )
-        return tree if ends_BN is None else tree._without_padding()
+        return tree if ends_BN is None else tree._marked()._compacted()
 
-    def _without_padding(self) -> "DraftTree":
-        """The tree without nodes that do not hang on the root, as far as all rows have such; as it is on a device."""
-        below_BN = (self.ancestors_BNW[..., 0] & 1).bool()
-        padded = dataclasses.replace(
-            self, log_confidence_BN=self.log_confidence_BN.masked_fill(~below_BN, float("-inf"))
-        )
+    @property
+    def _below_root(self) -> torch.Tensor:
+        """bool [B, N]."""
+        return (self.ancestors_BNW[..., 0] & 1).bool()
+
+    def _marked(self) -> "DraftTree":
+        """The tree with confidence 0 in what does not hang on the root."""
+        log_confidence_BN = self.log_confidence_BN.masked_fill(~self._below_root, float("-inf"))
+        return dataclasses.replace(self, log_confidence_BN=log_confidence_BN)
+
+    def _compacted(self) -> "DraftTree":
+        """The tree without what does not hang on the root, as far as all rows have such; on a device as it is."""
+        below_BN = self._below_root
         if below_BN.device.type != "cpu" or bool(below_BN.all()):
-            return padded
+            return self
         count = int(below_BN.sum(dim=1).max())
         order_BN = (~below_BN).sort(dim=1, stable=True).indices[:, :count]
         place_BN = torch.zeros_like(self.parents_BN).scatter(1, order_BN, torch.arange(count).expand(len(order_BN), -1))
@@ -102,7 +109,7 @@ class DraftTree:
         return DraftTree.from_parents(
             self.tokens_BN.gather(1, order_BN),
             torch.where(hangs_BN, place_BN.gather(1, parents_BN.clamp_min(0)), -1),
-            padded.log_confidence_BN.gather(1, order_BN),
+            self.log_confidence_BN.gather(1, order_BN),
             children=self.children,
             log_q_BEV=self.log_q_BEV,
             q_row_BN=None if self.q_row_BN is None else self.q_row_BN.gather(1, order_BN),
