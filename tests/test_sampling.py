@@ -1,6 +1,7 @@
 """The sampler: Hugging Face's filters, the joint order, exact frequencies, coupled draft scores."""
 
 import re
+
 import pytest
 import torch
 from hypothesis import given, settings
