@@ -199,7 +199,8 @@ class ChatSession:
                 f"the context is full: this conversation has {prompt_tokens:,} tokens, {self.decoder.target.name} takes {most:,} "
                 "with the answer; /reset forgets the turns (after /save FILE, if you want to keep them), or ask in fewer words"
             )
-        return keywords_of({**settings, "max_new_tokens": room}, preset=self.preset), room < wanted
+        keywords = keywords_of({**settings, "max_new_tokens": room}, preset=self.preset)
+        return {"eos_token_id": list(self.decoder.target.eos_token_ids), **keywords}, room < wanted
 
     def _check(self, settings: Mapping[str, Any], preset: str | None) -> None:
         """Raises EagleError for settings under which `generate` would refuse."""

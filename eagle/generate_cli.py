@@ -67,6 +67,7 @@ def generate(options: argparse.Namespace) -> None:
 
     tokenizer = decoder.target.tokenizer
     assert tokenizer is not None
+    asked["eos_token_id"] = list(decoder.target.eos_token_ids)
     for number, prompt in enumerate(prompts):
         if len(prompts) > 1:
             print(f"{'' if number == 0 else chr(10)}### {number + 1} of {len(prompts)}", flush=True)
@@ -126,15 +127,13 @@ def stream_answer(decoder: "SpeculativeDecoder", ids: list[int], *, stats: bool,
     asked: keywords of SpeculativeDecoder.generate.
     """
     import torch
-    from transformers import TextStreamer
 
-    assert decoder.target.tokenizer is not None
-    streamer = TextStreamer(decoder.target.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    ids_1T = torch.tensor([ids], device=decoder.target.device)
-    out = decoder.generate(ids_1T, streamer=streamer, **asked)
+    stream = decoder.pieces(torch.tensor([ids], device=decoder.target.device), **asked)
+    for piece in stream:
+        print(piece.text, end="", flush=True)
+    print(flush=True)
     if stats:
-        assert out.stats is not None
-        print(stats_line(out.stats[0], seed=asked.get("seed")), file=sys.stderr)
+        print(stats_line(stream.stats, seed=asked.get("seed")), file=sys.stderr)
 
 
 def answer_one(recipe: "Recipe", question: str, *, max_new_tokens: int) -> None:

@@ -132,9 +132,12 @@ class GgufFile:
                     setattr(read, name, self.keys[key])
                 elif names != ("head_dim",):  # which may follow from others
                     raise self._refuse(key, f"{type(read).__name__} has no {' or '.join(names)}")
-        if "attention.sliding_window" not in self.keys and hasattr(read, "sliding_window"):
-            if self.architecture not in ("gemma2", "gemma3"):  # in these it has a default
-                read.sliding_window = None
+        windowed = "attention.sliding_window" in self.keys or self.architecture in (
+            "gemma2",
+            "gemma3",
+        )  # with a default
+        if not windowed and hasattr(read, "sliding_window"):
+            read.sliding_window = None
         for tensor, name in (("blk.0.attn_q.bias", "attention_bias"), ("blk.0.ffn_up.bias", "mlp_bias")):
             if tensor in self.elements and hasattr(read, name):
                 setattr(read, name, True)

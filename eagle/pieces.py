@@ -1,5 +1,6 @@
 """An answer token by token: the text each one adds, and how it came (drafted, bonus, correction or plain)."""
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,15 +10,17 @@ from eagle.rows import Row
 from eagle.stats import DecodeStats, Origin
 
 _UNFINISHED = "\ufffd"
-_LONGEST_CHARACTER = 4
-"""Bytes of a UTF-8 character: so many tokens at most wait for the rest of theirs."""
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_UNSETTLED_SPACE = re.compile(r" [ 'n]*[vr]?\Z")
+"""A text's end that transformers' clean-up of spaces (" .", " n't", " ' ", " 've" ...) may still change."""
 
 
 class Piece(NamedTuple):
     """One new token."""
 
     text: str
-    """What it adds to the text. Empty for special tokens, and for the first bytes of a character, which come with its last."""
+    """What it adds to the text. Empty for special tokens, and for the first bytes of a character, which come with its last;
+    what a later token could still change (bytes without their character, a space that may be cleaned up) comes with that."""
     token: int
     origin: Origin
 
@@ -25,7 +28,7 @@ class Piece(NamedTuple):
 class PieceStream:
     """Iterator over the pieces of one row's answer; `stats` and `tokens` are those of the row so far.
 
-    The texts add up to the decoded answer without its special tokens.
+    The texts add up to the tokenizer's `decode` of the answer, without its special tokens.
     """
 
     def __init__(self, blocks: Iterator[list[list[int]]], row: Row, tokenizer: PreTrainedTokenizerBase):
@@ -63,39 +66,64 @@ class PieceStream:
 
 
 class TextGrowth:
-    """Text of a growing list of tokens, special ones left out.
+    """Text of a growing list of tokens, special ones left out: what it says adds up to the tokenizer's `decode` of them all.
 
     Tokens are decoded together with those before them, back to where a text last ended, since what a token says may depend
-    on its neighbours (leading spaces, characters of several tokens).
+    on its neighbours (leading spaces, characters of several tokens). Said is what no later token can change (`_settled`).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
+        self._cleans = bool(tokenizer.clean_up_tokenization_spaces)
         self._window: list[int] = []
+        self._fresh = 0
+        """Tokens of the window before the current segment, whose text is out: the context."""
         self._said = 0
-        """Tokens of the window whose text is out."""
+        """Characters of the window's raw text (spaces not cleaned up) that are out."""
+        self._run = 0
+        """Byte tokens at the window's end."""
 
     def add(self, token: int) -> str:
-        """The text that the token adds; empty while a character is incomplete."""
+        """The text that can be said now; empty while a character is incomplete."""
         self._window.append(token)
-        text = self._new_text()
-        if text.endswith(_UNFINISHED) and len(self._window) - self._said < _LONGEST_CHARACTER:
-            return ""
-        return self._take(text)
+        self._run = self._run + 1 if self._goes_on(token) else 0
+        raw = self._decode(self._window)
+        settled = self._settled(raw)
+        said = self._say(raw, settled)
+        segment = self._window[self._fresh :]
+        if settled == len(raw) and (context := self._decode(segment)):
+            self._window, self._fresh, self._said = segment, len(segment), len(context)
+        return said
 
     def end(self) -> str:
         """What is still held back."""
-        return self._take(self._new_text())
+        raw = self._decode(self._window)
+        return self._say(raw, len(raw))
 
-    def _take(self, text: str) -> str:
-        if text:
-            self._window, self._said = self._window[self._said :], len(self._window) - self._said
-        return text
+    def _goes_on(self, token: int) -> bool:
+        """Whether the token is a byte token, or one without text (a special one) amid them."""
+        name = str(self._tokenizer.convert_ids_to_tokens(token))
+        return bool(_BYTE_TOKEN.fullmatch(name)) or (self._run > 0 and not self._decode([token]))
 
-    def _new_text(self) -> str:
-        before = self._decode(self._window[: self._said])
-        return self._decode(self._window)[len(before) :]
+    def _settled(self, raw: str) -> int:
+        """Characters that no later token changes.
+
+        A run of byte tokens (<0xF0>) is decoded as a whole: one more byte may turn a character into replacements. Elsewhere
+        the replacement character at the end is the only one that stands for bytes of an unfinished character.
+        """
+        if self._run:
+            raw = self._decode(self._window[: -self._run])
+        settled = len(raw) - raw.endswith(_UNFINISHED)
+        unsettled = _UNSETTLED_SPACE.search(raw, 0, settled) if self._cleans else None
+        return settled if unsettled is None else unsettled.start()
+
+    def _say(self, raw: str, upto: int) -> str:
+        start, self._said = self._said, max(self._said, upto)
+        piece = raw[start : self._said]
+        if self._cleans and raw != self._tokenizer.decode(self._window, skip_special_tokens=True):
+            return self._tokenizer.clean_up_tokenization(piece)
+        return piece
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

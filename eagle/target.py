@@ -25,6 +25,7 @@ from eagle.attention import TreeStep, tree_attention
 from eagle.cache import TreeCache
 from eagle.config import TargetConfig
 from eagle.cuda_graph import Capture
+from eagle.endings import eos_sources, say_where_answers_end
 from eagle.engine import Engine, EngineChoice, packed_copy, packed_layers, why_not_packed
 from eagle.errors import EagleError
 from eagle.kernels.placement import sent
@@ -81,7 +82,8 @@ class Target:
         self.tokens = self._plain_tokens = TokenLayers.of_model(model, self.config)
         self._cache_keyword = _cache_keyword(self.decoder)
         self._layers = self._engine_layers = _decoder_layers(self.decoder, self.num_layers)
-        self._views: WeakValueDictionary[EngineChoice, Target] = WeakValueDictionary({self.engine: self})
+        self._views: WeakValueDictionary[EngineChoice, Target] = WeakValueDictionary()
+        self._views[self.engine] = self
         if probe:
             with self.lock:
                 check_forward(self)
@@ -89,7 +91,7 @@ class Target:
     @classmethod
     def from_config(cls, config: TargetConfig, chat_template: str | None = None) -> "Target":
         """Loads the model and tokenizer that a recipe's `target` section names."""
-        return cls(load_model(config), load_tokenizer(config, chat_template), name=config.model)
+        return cls._loaded(config, load_tokenizer(config, chat_template))
 
     @classmethod
     def from_pretrained(
@@ -105,7 +107,13 @@ class Target:
             if name not in fields:
                 raise EagleError(f"unknown target setting {name}; expected some of {', '.join(fields)}")
         named = TargetConfig(model=str(model), **config)
-        return cls(load_model(named), load_tokenizer(named) if tokenizer is None else tokenizer, name=named.model)
+        return cls._loaded(named, load_tokenizer(named) if tokenizer is None else tokenizer)
+
+    @classmethod
+    def _loaded(cls, config: TargetConfig, tokenizer: PreTrainedTokenizerBase) -> "Target":
+        target = cls(load_model(config), tokenizer, name=config.model)
+        say_where_answers_end(target.name, target.model, tokenizer)
+        return target
 
     def on_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> "Target":
         """This target run by an engine, as for `use_engine`: itself, or another view of the same model. Who decodes with this
@@ -209,13 +217,10 @@ class Target:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
-        generation = getattr(self.model, "generation_config", None)
-        for owner in (generation, self.model.config, self.tokenizer):
-            eos = getattr(owner, "eos_token_id", None)
-            if eos is not None:
-                return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-        return ()
+        """Ids that end an answer: all that any source names (eagle/endings.py). `generate` keeps to the generation config, as
+        Hugging Face's does; what answers a conversation passes these."""
+        sources = eos_sources(self.model, self.tokenizer)
+        return tuple(dict.fromkeys(token for ids in sources.values() for token in ids))
 
     def identity(self) -> dict[str, Any]:
         """What makes this target this one: stores and heads record it, and stale ones are refused by it."""

@@ -238,6 +238,18 @@ def test_a_seed_may_be_set_under_a_preset_and_temperature_0_is_greedy_there(deco
     assert session.messages[-1]["content"] == plainly(decoder, session.messages[:1], 8)
 
 
+def test_a_turn_ends_at_an_id_that_only_the_config_names(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, session = decoder.target.model, ChatSession(decoder=decoder, settings={"max_new_tokens": 12})
+    tokens = [piece.token for block in session.answer("hello") for piece in block]
+    monkeypatch.setattr(model.generation_config, "eos_token_id", 377)
+    monkeypatch.setattr(model.config, "eos_token_id", tokens[5])
+    session.reset()
+    ended = [piece.token for block in session.answer("hello") for piece in block]
+    assert ended == tokens[: tokens.index(tokens[5]) + 1]
+
+
 def test_a_fixed_seed_gives_the_same_answer_again(decoder: SpeculativeDecoder) -> None:
     def said(seed: int) -> str:
         session = ChatSession(decoder=decoder, settings={"temperature": 1.0, "max_new_tokens": 12, "seed": seed})

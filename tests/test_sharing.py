@@ -68,9 +68,15 @@ def test_a_forward_that_fails_and_a_text_that_is_left_leave_the_model_whole(monk
     target, before = Target(model, tiny_tokenizer()), model.config._attn_implementation
     text = SpeculativeDecoder(target).stream(IDS[:1], **CALL)
     next(text)
-    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="out of luck"):
-        broken.setattr(model.model.layers[1].mlp, "forward", lambda hidden: (_ for _ in ()).throw(RuntimeError("out of luck")))
-        target.prefill(IDS, torch.full((4,), 9), target.new_cache(rows=4, capacity=16))
+
+    def fails(hidden: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of luck")
+
+    cache = target.new_cache(rows=4, capacity=16)
+    with monkeypatch.context() as broken:
+        broken.setattr(model.model.layers[1].mlp, "forward", fails)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            target.prefill(IDS, torch.full((4,), 9), cache)
     assert model.config._attn_implementation == before
     assert model.generate(IDS[:1], do_sample=False, max_new_tokens=4).shape[1] > 9
     del text

@@ -221,6 +221,28 @@ def test_a_target_loads_from_a_folder(tmp_path: Path) -> None:
     assert half.identity()["weights_sha256"] != target.identity()["weights_sha256"]
 
 
+def test_an_answer_ends_at_every_source_s_eos_ids_and_generate_at_hugging_faces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_target(tmp_path)
+    assert Target.from_pretrained(str(tmp_path), device="cpu").eos_token_ids == (2,)
+    assert "an answer ends" not in capsys.readouterr().err, "all sources agree"
+    answer = tiny_model().generate(IDS[:1], max_new_tokens=12, do_sample=False, eos_token_id=None)[0, 20:].tolist()
+    turn, late = answer[3], answer[9]  # ends of turns by the config alone, and by the generation config
+    with_value(eos_token_id=turn)(tmp_path / "config.json")
+    with_value(eos_token_id=[late, 377])(tmp_path / "generation_config.json")
+    target = Target.from_pretrained(str(tmp_path), device="cpu")
+    assert target.eos_token_ids == (late, 377, turn, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{turn} {target.tokenizer.convert_ids_to_tokens(turn)} (config); 2 <|im_end|> (tokenizer)" in said
+    decoder = SpeculativeDecoder.from_pretrained(target)
+    call = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
+    theirs = target.model.generate(IDS[:1], **call)[0, 20:].tolist()
+    assert decoder.generate(IDS[:1], **call).sequences[0, 20:].tolist() == theirs == answer[: answer.index(late) + 1]
+    union = decoder.generate(IDS[:1], eos_token_id=list(target.eos_token_ids), **call).sequences[0, 20:].tolist()
+    assert union == answer[: answer.index(turn) + 1]
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -318,7 +340,9 @@ def test_weights_with_code_in_them_are_named_as_such_without_advice_to_run_it(
     trouble = read_head(tmp_path).troubles[0]
     messages.append(f"{trouble.evidence}: {trouble.remedy}")
     for message in messages:
-        assert "pytorch_model.bin" in message and held in message and "more than tensors" in message
+        assert "pytorch_model.bin" in message
+        assert held in message
+        assert "more than tensors" in message
         for word in ("damaged", "weights_only", "trust", "safe_globals", "\n"):
             assert word not in message
 
@@ -328,7 +352,7 @@ def test_a_model_with_code_of_its_own_is_named_as_such(tmp_path: Path) -> None:
     with_value(model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})(
         tmp_path / "config.json"
     )
-    with pytest.raises(EagleError, match="code of its own, .*target.trust_remote_code") as caught:
+    with pytest.raises(EagleError, match=r"code of its own, .*target\.trust_remote_code") as caught:
         Target.from_pretrained(str(tmp_path), device="cpu")
     assert "damaged" not in str(caught.value)
 
