@@ -41,7 +41,7 @@ class Recorder:
     def __init__(self, rule: Rule):
         self._rule = rule
         self.name, self.lossless, self.noise = rule.name, rule.lossless, rule.noise
-        self.children, self.chains_only = rule.children, rule.chains_only
+        self.children, self.chains_only, self.looks_ahead = rule.children, rule.chains_only, rule.looks_ahead
         self.steps: list[tuple[DraftTree, Walk]] = []
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
