@@ -113,8 +113,8 @@ class SpeculativeDecoder:
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, zoo name, hub id, loaded head, or None.
 
         decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the fastest engine, or
-        the one that the target was given). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what `decode` says).
-        draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig (dtype, device,
+        the one that the target was given). rule: how they are verified, by name or made by eagle.rules.make_rule (None: what
+        `decode` says). draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig (dtype, device,
         revision ...), for a target that is yet to be loaded.
         Raises EagleError when the head or the draft model does not fit the target, or is missing, and for what would have
         no effect.

@@ -38,8 +38,8 @@ def packed_copy(module: M) -> M:
     copied: M = copy.deepcopy(module, shared)
     for parent in list(copied.modules()):
         for names in JOINT:
-            layers = [getattr(parent, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers) and _alike(layers):
+            layers = [layer for name in names if type(layer := getattr(parent, name, None)) is nn.Linear]
+            if len(layers) == len(names) and _alike(layers):
                 joint = JointLinear(layers)
                 for index, name in enumerate(names):
                     setattr(parent, name, JointPart(joint, index))

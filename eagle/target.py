@@ -7,8 +7,6 @@ attention interface (eagle/attention.py), aux features through hooks that live f
 
 import copy
 import dataclasses
-import hashlib
-import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from eagle.errors import EagleError
 from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention.steady import SLOTS
 from eagle.loading import load_model, load_tokenizer, tokenizer_identity
+from eagle.model_parts import cache_keyword, decoder_layers, weights_hash
 from eagle.probe import check_architecture, check_forward, longrope_switch
 from eagle.static_cache import StaticCache
 from eagle.static_forward import StaticForward, check_capturable
@@ -80,8 +79,8 @@ class Target:
         self.config: PreTrainedConfig = self.decoder.config
         check_architecture(model, self.config, self.name)
         self.tokens = self._plain_tokens = TokenLayers.of_model(model, self.config)
-        self._cache_keyword = _cache_keyword(self.decoder)
-        self._layers = self._engine_layers = _decoder_layers(self.decoder, self.num_layers)
+        self._cache_keyword = cache_keyword(self.decoder)
+        self._layers = self._engine_layers = decoder_layers(self.decoder, self.num_layers)
         self._views: WeakValueDictionary[EngineChoice, Target] = WeakValueDictionary()
         self._views[self.engine] = self
         if probe:
@@ -156,7 +155,7 @@ class Target:
                 )
             self._engine = packed_copy(self.decoder) if packed else self.decoder
         self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
-        self._engine_layers = _decoder_layers(self._engine, self.num_layers)
+        self._engine_layers = decoder_layers(self._engine, self.num_layers)
         self.engine, self.static, self.capture = engine, static, capture
 
     def _use_fastest(self, capture: Capture) -> None:
@@ -384,18 +383,6 @@ def refuse_config(config: Mapping[str, Any], what: str) -> None:
         )
 
 
-def weights_hash(model: nn.Module, samples: int = 1024) -> str:
-    """SHA-256 over every tensor's name, shape and up to `samples` evenly spaced values: a fine-tune changes it, and it
-    takes a second where hashing all bytes of a large model takes minutes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        picked = flat[:: max(1, flat.numel() // samples)][:samples].float().cpu().contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(picked.numpy().tobytes())
-    return digest.hexdigest()
-
-
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
 
@@ -404,27 +391,6 @@ def _lock_of(decoder: nn.Module) -> threading.RLock:
     """One a model, whatever Targets were made of it: a forward over a tree changes its configuration and its hooks."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(decoder, threading.RLock())
-
-
-def _cache_keyword(decoder: nn.Module) -> str:
-    """`past_key_values` until transformers 5.23, `cache` from 5.24 on."""
-    parameters = inspect.signature(decoder.forward).parameters
-    for keyword in ("cache", "past_key_values"):
-        if keyword in parameters:
-            return keyword
-    raise EagleError(
-        f"{type(decoder).__name__}.forward takes neither 'cache' nor 'past_key_values': it keeps no key/value cache, so a "
-        "tree cannot be verified with it; use an attention-based causal LM"
-    )
-
-
-def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise EagleError(
-        f"{type(decoder).__name__} has no list of {count} decoder layers; this architecture is not supported"
-    )
 
 
 __all__ = ["Target", "TargetStates", "load_tokenizer", "tokenizer_identity", "weights_hash"]

@@ -88,7 +88,8 @@ def best_tree(verify_ms: list[float], level_ms: float, *, batch: int) -> TreeSet
 
 def expected_gains(depth: int, top_k: int) -> list[float]:
     """The assumed acceptance of the likeliest nodes below a root, best first; at most as many as are ever verified."""
-    heap, gains = [(-chance, 1) for chance in PRIOR[:top_k]], []
+    heap = [(-chance, 1) for chance in PRIOR[:top_k]]
+    gains: list[float] = []
     heapq.heapify(heap)
     while heap and len(gains) < NODES[-1]:
         chance, level = heapq.heappop(heap)

@@ -115,9 +115,7 @@ def _sum(weights_kMS: torch.Tensor, value_kSd: torch.Tensor) -> torch.Tensor:
     """[k, M, d]."""
     kv_heads, count, slots = weights_kMS.shape
     if not _together(kv_heads, count, 1):
-        return _stacked(
-            [_product(weights, value.contiguous().t()) for weights, value in zip(weights_kMS, value_kSd)]
-        )
+        return _stacked([_product(weights, value.contiguous().t()) for weights, value in zip(weights_kMS, value_kSd)])
     values_SD = value_kSd.transpose(0, 1).reshape(slots, -1)
     wide = _product(weights_kMS.reshape(-1, slots), values_SD.t()).view(kv_heads, count, kv_heads, -1)
     return wide.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
