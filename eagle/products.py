@@ -82,8 +82,8 @@ class JointLinear(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Linear]):
         super().__init__()
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.linear = PackedLinear(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)
+        biases = [layer.bias.data for layer in layers if layer.bias is not None]
+        self.linear = PackedLinear(torch.cat([layer.weight.data for layer in layers]), torch.cat(biases) if biases else None)
         self._widths = [layer.out_features for layer in layers]
         self._inputs: torch.Tensor | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()
