@@ -252,6 +252,7 @@ class SpeculativeDecoder:
         for row in rows:
             row.stats.total_ms = row.stats.prefill_ms
             row.stats.rule, row.stats.lossless = self.rule.name, self.rule.lossless
+            row.stats.engine = self.target.engine
             row.stats.kv_bytes_per_token = cache.row_bytes // cache.capacity
         if self.drafter is not None:
             with batch.clock("draft_ms"):

@@ -5,6 +5,7 @@ same seeds. Each answer must be equal token for token, or leave the plain one fi
 Speed is not measured: `eagle eval` does that, one request at a time.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle.bitwise import find
 from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.decode import SpeculativeDecoder
@@ -42,7 +44,8 @@ BATCH = 8
 
 
 def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
-    """True when no answer differs otherwise than at a tie; writes eval/exactness.json and prints a table.
+    """True when no answer differs otherwise than at a tie, or, where the target's bits do not depend on neighbours
+    (eagle/bitwise.py), when none differs at all; writes eval/exactness.json and prints a table.
 
     A killed check continues. Raises EagleError for a rule whose tokens are another draw of the distribution, a missing head,
     or prompts that are all too long.
@@ -58,10 +61,13 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
         requests = list(log.requests.values())
     if not requests:
         raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
+    bitwise = find(decoder.target)
     result: dict[str, Any] = {
         "identity": identity,
         "dtype": str(target.dtype).removeprefix("torch."),
         "skipped": skipped,
+        "runs": decoder.target.engine_facts,
+        "bitwise": dataclasses.asdict(bitwise),
         "settings": {one.label: _summary([r for r in requests if r.setting == one.label]) for one in settings},
         "hardware": hardware(),
         "versions": versions(),
@@ -70,7 +76,8 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     write_json(recipe.eval_dir / "exactness.json", result)
     _print(result)
     console.print(f"eval: {recipe.eval_dir / 'exactness.json'} holds this and every tie", markup=False, soft_wrap=True)
-    return not any(body["different"] for body in result["settings"].values())
+    wrong = ("different", "ties") if bitwise.holds else ("different",)
+    return not any(body[kind] for body in result["settings"].values() for kind in wrong)
 
 
 def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> SpeculativeDecoder:
@@ -174,6 +181,14 @@ def _print(result: Mapping[str, Any]) -> None:
         shown = "-" if interval is None else f"[{interval[0]:.2f}, {interval[1]:.2f}]"
         table.add_row(label, *cells, number(body["tau"]), shown, number(body["tau_raw"]))
     out.print(table)
+    found = result["bitwise"]
+    out.print(
+        "bitwise: a token's features are the same bits alone, in trees and in batches here, so that no tie is an excuse"
+        if found["holds"]
+        else f"not bitwise, so that a tie is an excuse: {found['culprit']}",
+        markup=False,
+        soft_wrap=True,
+    )
     out.print(
         "tau: tokens per verification that reached the answers, with its 95% bootstrap interval over prompts (of "
         f"{FEWEST} or more); raw tau: before EOS and the length limit cut, as servers count",
