@@ -55,7 +55,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": ("phi3", {"rope_parameters": SCALINGS["longrope"], "original_max_position_embeddings": 64}),
     **{
         f"llama-{name}": ("llama", {"head_dim": 16, "rope_parameters": SCALINGS[name]})
-        for name in SCALINGS.keys() - {"longrope"}
+        for name in SCALINGS
+        if name != "longrope"
     },
 }
 
