@@ -19,9 +19,10 @@ from eagle.errors import EagleError
 from eagle.noise import row_seeds
 from eagle.padding import unpadded
 from eagle.presets import within
+from eagle.processing import Processor, own_copy
 from eagle.processors import build_criteria, build_processors
 from eagle.rows import Row
-from eagle.sampling import FilterOrder, Processor, RowSampler, Sampling
+from eagle.sampling import FilterOrder, RowSampler, Sampling
 from eagle.stats import DecodeStats
 from eagle.target import Target
 
@@ -99,8 +100,10 @@ def resolve(
 
     generation_config: what it leaves open comes from the model's own; keywords go over both. attention_mask: without
     one, pad tokens are padding, unless they are also an EOS. tokenizer: for stop_strings (default: the target's).
-    seed: an int (rows get `eagle.noise.row_seeds` of it), one per sequence returned, or None (drawn from torch's global
-    generator). filter_order: see eagle.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.penalties.
+    logits_processor, stopping_criteria: they may keep a state, so every row has its own: the first row the given objects, the
+    others copies of them. seed: an int (rows get `eagle.noise.row_seeds` of it), one per sequence returned, or None (drawn
+    from torch's global generator where anything is sampled, 0 where all rows are greedy).
+    filter_order: see eagle.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.penalties.
     preset: a template of eagle.presets; keywords go over its temperature, top_p, top_k and max_new_tokens, within its bounds.
     keywords: those of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0:
     greedy); with num_beams above 1 also search, sample_first, prune_relative, prune_absolute and prune_local
@@ -129,11 +132,14 @@ def resolve(
     copies = 1 if beams is not None else config.num_return_sequences or 1
     each = unpadded(input_ids, attention_mask, pad=config.pad_token_id, eos=eos_ids, vocab_size=target.vocab_size)
     prompts = [prompt for prompt in each for _ in range(copies)]
-    with _hugging_face_checks():
-        criteria = build_criteria(config, stopping_criteria or (), tokenizer or target.tokenizer)
+    temperatures = per_row.get("temperature", [config.temperature])
+    if seed is None and not (sampled and any(temperature != 0 for temperature in temperatures)):
+        seed = [0] * len(prompts)  # nothing will be drawn, so torch's generator stays where it is
     seeds = row_seeds(_plain(seed), len(prompts))
+    own = [(list(logits_processor or ()), list(stopping_criteria or ()))]
+    own += [([own_copy(one) for one in own[0][0]], [own_copy(one) for one in own[0][1]]) for _ in prompts[1:]]
     rows = []
-    for number, (prompt, row_seed) in enumerate(zip(prompts, seeds)):
+    for number, (prompt, row_seed, (own_processors, own_criteria)) in enumerate(zip(prompts, seeds, own)):
         values = {
             name: _of_row(per_row, name, number // copies, len(input_ids), getattr(config, name)) for name in _GREEDY
         }
@@ -149,7 +155,7 @@ def resolve(
         with _hugging_face_checks():
             processors = build_processors(
                 config,
-                logits_processor or (),
+                own_processors,
                 prompt=len(prompt),
                 limit=limit,
                 eos=eos_ids,
@@ -157,11 +163,12 @@ def resolve(
                 frequency_penalty=frequency_penalty,
                 device=str(target.tokens.lm_head_VH.device),  # scores lie there
             )
+            criteria = build_criteria(config, own_criteria, tokenizer or target.tokenizer)
         rows.append(
             Row(
                 prompt_length=len(prompt),
                 tokens=list(prompt),
-                sampler=RowSampler(sampling=sampling, processors=processors),
+                sampler=RowSampler(sampling=sampling, processors=processors, prompt_length=len(prompt)),
                 eos=frozenset(eos_ids),
                 max_new_tokens=limit,
                 criteria=criteria,

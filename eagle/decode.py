@@ -273,8 +273,9 @@ class SpeculativeDecoder:
                 tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, batch.cache, self._aux_layers
             )
         walks = batch.verifier.walks(tree, states.features_BNH, lambda: batch.clock("verify_ms"))
-        path_BK = pad_sequence([torch.tensor(walk.path) for walk in walks], batch_first=True)
-        counts_B = torch.tensor([len(walk.path) for walk in walks])
+        # Where a row stops at a node its walk has no token behind it: the row is left out of the next cycle.
+        path_BK = pad_sequence([torch.tensor(walk.path[: len(walk.tokens)]) for walk in walks], batch_first=True)
+        counts_B = torch.tensor([len(walk.tokens) for walk in walks])
         batch.cache.commit(path_BK, counts_B)
         blocks = [self._commit(row, walk) for row, walk in zip(batch.rows, walks)]
         if self.drafter is not None and not all(row.finished for row in batch.rows):

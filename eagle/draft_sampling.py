@@ -89,7 +89,10 @@ class DraftSampler:
     def _warped(
         self, logits_BND: torch.Tensor, settings: RowSettings
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(scores / T, the best one 0 [B, N, D]; which the filters keep; log of the kept ones' mass [B, N, 1])."""
+        """(scores / T, the best one 0 [B, N, D]; which the filters keep; log of the kept ones' mass [B, N, 1]).
+
+        Scores that no token can be chosen from are nan, and kept, so that the node's confidences tell (eagle/verifier.py).
+        """
         rows, nodes, _ = logits_BND.shape
         logits_RD = logits_BND.flatten(0, 1)
         positions_R = torch.zeros(rows * nodes, dtype=torch.int64, device=logits_BND.device)  # the choice is not used
@@ -99,7 +102,8 @@ class DraftSampler:
         )
         temperature_B11 = settings.temperature_B[:, None, None]
         scores_BND = (logits_BND.float() - peaks) / torch.where(temperature_B11 == 0, 1.0, temperature_B11)
-        return scores_BND, scores_BND.isfinite() & (scores_BND >= thresholds), totals
+        dropped_BND = (scores_BND == float("-inf")) | (scores_BND < thresholds)
+        return scores_BND, ~dropped_BND, totals
 
     def _roots(self, device: torch.device) -> torch.Tensor:
         """int64 [B]: the roots' positions."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from eagle.beam_settings import BeamSettings, SearchForm
+from eagle.processing import process
 from eagle.rows import Row
 from eagle.stats import BeamStats
 
@@ -97,11 +98,16 @@ class RowSearch:
         raise NotImplementedError
 
     def _processed(self, log_probs_MV: torch.Tensor) -> torch.Tensor:
-        """As in Hugging Face, processors see normalised scores here, not logits, and all of a row's hypotheses at once."""
-        if self.row.sampler.processors:
-            ids_MT = self._ids(self.live).to(log_probs_MV.device)
-            for processor in self.row.sampler.processors:
-                log_probs_MV = processor(ids_MT, log_probs_MV)
+        """As in Hugging Face, processors see normalised scores here, not logits, and all of a row's hypotheses at once.
+
+        Raises UnsoundScoresError for nan and inf. A hypothesis that nothing may follow (-inf for all) is at its end.
+        """
+        row = self.row
+        ids_MT = self._ids(self.live).to(log_probs_MV.device)
+        step = len(row.new_tokens) + self.live[0].length + 1
+        log_probs_MV = process(
+            row.sampler.processors, ids_MT, log_probs_MV, step=step, fits=lambda peak_M: peak_M < float("inf")
+        )
         return log_probs_MV.log_softmax(-1) if self.row.normalises_scores else log_probs_MV
 
     def _sample(self, logits_V: torch.Tensor) -> None:

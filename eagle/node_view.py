@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from eagle.noise import FINALS, coin
+from eagle.processing import UnsoundScoresError
 from eagle.rows import Row
 from eagle.sampling import draw
 from eagle.target import Target
@@ -65,11 +66,21 @@ class TargetView:
 
     def __init__(self, row: Row, b: int, logits: NodeLogits):
         self.row, self._b, self._logits = row, b, logits
+        self._processed: dict[int, torch.Tensor] = {}
 
     def processed(self, node: int, accepted: list[int]) -> torch.Tensor:
-        processed_V = self.row.sampler.processed(self._logits.at(self._b, node), self.row.tokens, accepted)
-        self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
-        return processed_V
+        """Processors see a node once, however often a rule asks."""
+        if node not in self._processed:
+            logits_V = self._logits.at(self._b, node)
+            try:
+                processed_V = self.row.sampler.processed(logits_V, self.row.tokens, accepted)
+            except UnsoundScoresError:
+                if not self.row.stops(accepted):
+                    raise
+                processed_V = torch.zeros_like(logits_V)  # plain decoding ends before, and so will the block
+            self.row.note_scores(processed_V, position=len(self.row.tokens) + len(accepted))
+            self._processed[node] = processed_V
+        return self._processed[node]
 
     def choose(self, node: int, accepted: list[int]) -> int:
         position = len(self.row.tokens) + len(accepted)
@@ -85,6 +96,12 @@ class TargetView:
     def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
         position = len(self.row.tokens) + len(accepted)
         return draw(weights_V, coin(self.row.sampler.sampling.seed, position, 0, stream=FINALS))
+
+    def stops(self, accepted: list[int]) -> bool:
+        return bool(self.row.sampler.processors) and self.row.stops(accepted)
+
+    def ends(self, accepted: list[int]) -> bool:
+        return bool(self.row.sampler.processors) and self.row.ends(accepted)
 
 
 def views(

@@ -14,7 +14,7 @@ from transformers.generation import logits_process as hf
 
 from eagle.errors import EagleError
 from eagle.penalties import CountPenalty
-from eagle.sampling import Processor
+from eagle.processing import Processor
 
 
 def build_processors(
@@ -72,7 +72,7 @@ def _with_own(made: list[Processor], own: Sequence[Processor]) -> list[Processor
 def build_criteria(
     config: GenerationConfig, own: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
 ) -> StoppingCriteriaList:
-    """The caller's criteria, the time limit and the stop strings; shared by the rows, since they keep no state."""
+    """The caller's criteria, which may keep a state, the time limit and the stop strings."""
     criteria = StoppingCriteriaList(own)
     if config.max_time is not None:
         criteria.append(MaxTimeCriteria(max_time=config.max_time))

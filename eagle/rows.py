@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from transformers import StoppingCriteriaList
@@ -30,6 +31,8 @@ class Row:
     """Keep log-probabilities (renormalize_logits)."""
     stats: DecodeStats = field(default_factory=DecodeStats)
     finished: bool = False
+    _judged: list[tuple[int, str]] = field(default_factory=list)
+    """Tokens about to be emitted, and why the row stops at each ("": it goes on)."""
 
     @property
     def new_tokens(self) -> list[int]:
@@ -48,23 +51,35 @@ class Row:
         Returns what was added. Criteria (stop strings among them) see the row after every single token, as in plain
         decoding, so that a stop in the middle of an accepted block is found there.
         """
-        start = len(self.tokens)
-        for token in block:
-            self.tokens.append(token)
-            reason = self._stop_reason(token)
-            if reason:
-                self.finished, self.stats.finish_reason = True, reason
-                break
+        if self.stops(block):
+            self.finished, self.stats.finish_reason = True, self._judged[-1][1]
+        emitted = [token for token, _ in self._judged]
+        self._judged = []
+        self.tokens += emitted
         self.stats.new_tokens = len(self.tokens) - self.prompt_length
-        return self.tokens[start:]
+        return emitted
 
-    def _stop_reason(self, token: int) -> str:
-        if token in self.eos:
+    def stops(self, accepted: Sequence[int]) -> bool:
+        """Whether the row stops within the tokens, about to be emitted. A criterion is asked about each token once."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1], zip(self._judged, accepted)))
+        self._judged = self._judged[:same]
+        while len(self._judged) < len(accepted) and not (self._judged and self._judged[-1][1]):
+            upto = accepted[: len(self._judged) + 1]
+            self._judged.append((upto[-1], self._stop_reason(upto)))
+        return bool(self._judged) and bool(self._judged[-1][1])
+
+    def ends(self, accepted: Sequence[int]) -> bool:
+        """Whether the last of the tokens ends the row whatever its criteria say: an EOS, or the length limit."""
+        count = len(self.tokens) + len(accepted) - self.prompt_length
+        return bool(accepted) and (accepted[-1] in self.eos or count >= self.max_new_tokens)
+
+    def _stop_reason(self, accepted: Sequence[int]) -> str:
+        if accepted[-1] in self.eos:
             return "eos"
-        count = len(self.tokens) - self.prompt_length
+        count = len(self.tokens) + len(accepted) - self.prompt_length
         if self.criteria:
             scores = tuple(scores_V[None] for scores_V in self.scores[:count]) if self.keeps_scores else None
-            if bool(self.criteria(torch.tensor([self.tokens]), scores).any()):
+            if bool(self.criteria(torch.tensor([[*self.tokens, *accepted]]), scores).any()):
                 return "stop"
         return "length" if count == self.max_new_tokens else ""
 

@@ -13,11 +13,9 @@ from typing import Literal
 import torch
 
 from eagle.errors import EagleError
-from eagle.kernels.sample.settings import RowSettings
+from eagle.kernels.sample.settings import TEMPERATURES, RowSettings, is_temperature
 from eagle.noise import gumbel
-
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Hugging Face's protocol: (input_ids int64 [1, T], scores float32 [1, V]) -> scores [1, V]."""
+from eagle.processing import Processor, own_copy, process
 
 FilterOrder = Literal["sequential", "joint"]
 
@@ -30,7 +28,7 @@ class Sampling:
     """How one row's tokens are chosen. Raises EagleError for a value out of its range."""
 
     temperature: float = 0.0
-    """0: greedy, and the filters below mean nothing."""
+    """0: greedy, and the filters below mean nothing. Else from 1e-37 to 1e37: what float32 can divide by."""
     top_k: int = 0
     """Keep the k best tokens (ties at the k-th stay, as in Hugging Face); 0: all."""
     top_p: float = 1.0
@@ -45,7 +43,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         ranges = {
-            "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            "temperature": (is_temperature(self.temperature), TEMPERATURES),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
             "top_p": (0 <= self.top_p <= 1, "from 0 (the best token) to 1 (off)"),
             "min_p": (0 <= self.min_p <= 1, "from 0 (off) to 1"),
@@ -136,18 +134,35 @@ class RowSampler:
 
     sampling: Sampling
     processors: list[Processor] = field(default_factory=list)
+    """The row's own: they may keep a state. Each is asked about a position once."""
+    prompt_length: int = 0
+    """Messages count steps behind it."""
+    looks_ahead: bool = False
+    """Processors are also asked about tokens that are then not accepted (Rule.looks_ahead): their state is taken back."""
+    _earlier: dict[int, list[Processor]] = field(default_factory=dict, repr=False)
+    """The processors before they were asked about a position, where looks_ahead."""
     _noise: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def processed(self, logits_V: torch.Tensor, tokens: list[int], accepted: list[int]) -> torch.Tensor:
-        """float32 logits after the prefix-reading processors; the prefix is the row's unpadded tokens + `accepted`."""
-        scores_V = logits_V.float()
-        if self.processors:
-            ids_1T = torch.tensor([[*tokens, *accepted]], device=scores_V.device)
-            scores_1V = scores_V[None]
-            for processor in self.processors:
-                scores_1V = processor(ids_1T, scores_1V)
-            scores_V = scores_1V[0]
-        return scores_V
+        """float32 logits after the prefix-reading processors; the prefix is the row's unpadded tokens + `accepted`.
+
+        Raises UnsoundScoresError where no token can be chosen: for nan, where all are -inf, and, unless greedy, for inf.
+        (Hugging Face raises too when it samples; its greedy decoding emits the first nan, or token 0 where all are -inf.)
+        """
+        position = len(tokens) + len(accepted)
+        ids_1T = torch.tensor([[*tokens, *accepted]], device=logits_V.device) if self.processors else torch.empty(1, 0)
+        processors = self._as_of(position)
+        step = position - self.prompt_length + 1
+        return process(processors, ids_1T, logits_V[None], step=step, fits=self._fits)[0]
+
+    def _fits(self, peak_M: torch.Tensor) -> torch.Tensor:
+        return peak_M > float("-inf") if self.sampling.greedy else peak_M.isfinite()
+
+    def _as_of(self, position: int) -> list[Processor]:
+        if self.looks_ahead:
+            self.processors = self._earlier.get(position, self.processors)
+            self._earlier[position] = [own_copy(processor) for processor in self.processors]
+        return self.processors
 
     def choose(self, processed_V: torch.Tensor, position: int) -> int:
         """The token that plain sampling emits at `position` (its index in the unpadded row)."""
@@ -218,6 +233,7 @@ class RowSampler:
         return noise_V[:tokens]
 
     def forget_before(self, position: int) -> None:
-        """Drops noise that no later call can ask for."""
-        for old in [p for p in self._noise if p < position]:
-            del self._noise[old]
+        """Drops noise, and states of processors, that no later call can ask for."""
+        for kept in (self._noise, self._earlier):
+            for old in [p for p in kept if p < position]:
+                del kept[old]

@@ -12,13 +12,16 @@ walk asks for a few nodes' logits only, which is quick there.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
+from eagle.errors import EagleError
 from eagle.kernels.dispatch import chosen, count
 from eagle.kernels.placement import sent
 from eagle.kernels.sample.op import DTYPES, sample
 from eagle.kernels.sample.op import NAME as SAMPLE
+from eagle.kernels.sample.reference import NOTHING
 from eagle.kernels.sample.settings import RowSettings
 from eagle.kernels.verify.op import LARGEST_TREE, coupled_walk, rejection_walk
 from eagle.kernels.verify.op import NAME as VERIFY
@@ -34,6 +37,9 @@ from eagle.verify_rejection import Rejection
 MOST_LOGITS = 2**27
 """Logits held at a time on the device's path, at most (one row's tree always); 256 MB in 16 bits."""
 
+NO_DRAFT = -2
+"""In place of a walk's first token: the row's tree has a confidence of nan."""
+
 
 class Verifier:
     """Verifies the trees of `rows` (the batch, in its order) with a rule.
@@ -43,6 +49,8 @@ class Verifier:
 
     def __init__(self, rule: Rule, target: Target, rows: Sequence[Row]):
         self.rule, self.target, self.rows = rule, target, list(rows)
+        for row in self.rows:
+            row.sampler.looks_ahead = rule.looks_ahead
         self._refusal = why_not_sampled(target, self.rows)
         self._settings: RowSettings | None = None
         chosen(SAMPLE, self._device, refusal=self._refusal)
@@ -56,7 +64,11 @@ class Verifier:
                 positions_R=sent(positions_B, self._device),
                 settings=self._device_settings(),
             )
-            return [int(token) for token in tokens_B.tolist()]
+            tokens = [int(token) for token in tokens_B.tolist()]
+            return [
+                self._chosen_on_host(b, features_BH[b], []) if token == NOTHING else token
+                for b, token in enumerate(tokens)
+            ]
         count(SAMPLE, "reference")
         roots = DraftTree.roots(torch.tensor([row.tokens[-1] for row in self.rows]))
         return [view.choose(0, []) for view in views(self.rows, self.target, roots, features_BH[:, None])]
@@ -64,14 +76,43 @@ class Verifier:
     def walks(self, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock = nullcontext) -> list[Walk]:
         """What each row's verification accepts. features_BNH: the target's at the nodes. clock: for the LM head's time."""
         if chosen(VERIFY, self._device, refusal=self._refusal or why_not_walked(self.rule, tree)) == "triton":
-            return unpacked(self._block(tree.on(self._device), features_BNH, clock))
+            walks = unpacked(self._block(tree.on(self._device), features_BNH, clock))
+            return [self._checked(b, walk, tree, features_BNH) for b, walk in enumerate(walks)]
         for kernel in (SAMPLE, VERIFY):
             count(kernel, "reference")
         tree = tree.on("cpu")
+        for b in tree.log_confidence_BN.isnan().any(dim=1).nonzero().flatten().tolist():
+            self._refuse_draft(b, tree)
         return [
             self.rule.walk(tree, b, view)
             for b, view in enumerate(views(self.rows, self.target, tree, features_BNH, clock))
         ]
+
+    def _checked(self, b: int, walk: Walk, tree: DraftTree, features_BNH: torch.Tensor) -> Walk:
+        """Raises EagleError where the kernels found nothing to choose from, unless the row stops before that."""
+        if walk.tokens[0] == NO_DRAFT:
+            self._refuse_draft(b, tree.on("cpu"))
+        if walk.tokens[-1] != NOTHING:
+            return walk
+        emitted = walk.tokens[:-1]
+        token = 0 if self.rows[b].stops(emitted) else self._chosen_on_host(b, features_BNH[b, walk.path[-1]], emitted)
+        return replace(walk, tokens=[*emitted, token])
+
+    def _chosen_on_host(self, b: int, features_H: torch.Tensor, emitted: list[int]) -> int:
+        """Chooses again what the kernels could not, for the host's error."""
+        row = self.rows[b]
+        processed_V = row.sampler.processed(self.target.logits(features_H), row.tokens, emitted)
+        return row.sampler.choose(processed_V, len(row.tokens) + len(emitted))
+
+    def _refuse_draft(self, b: int, tree: DraftTree) -> None:
+        """Raises EagleError for a tree that has a confidence of nan."""
+        node = int(tree.log_confidence_BN[b].isnan().nonzero()[0])
+        step = len(self.rows[b].new_tokens) + int(tree.depths_BN[b, node])
+        token = int(tree.tokens_BN[b, int(tree.parents_BN[b, node])])
+        raise EagleError(
+            f"step {step}: the drafter's logits after token {token} hold nan or inf (or are all -inf), so that no child can be "
+            "chosen; its weights are damaged or overflow: load it in another dtype, mend it, or decode without it"
+        )
 
     def _block(self, tree: DraftTree, features_BNH: torch.Tensor, clock: Clock) -> torch.Tensor:
         """See `packed`. As many rows at a time as their logits find room."""
@@ -87,6 +128,8 @@ class Verifier:
             with clock():
                 logits_BNV = self.target.logits(features_BNH[first:end])
             walks = self._kernels(logits_BNV, tree, positions_BN, first, end)
+            no_draft_B = tree.log_confidence_BN[first:end].isnan().any(dim=1)
+            walks.tokens_BK[:, 0].masked_fill_(no_draft_B, NO_DRAFT)
             blocks.append(packed(walks))
         return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 

@@ -21,7 +21,8 @@ class Walk:
     path: list[int]
     """Visited nodes, the root first: their keys and values are kept."""
     tokens: list[int]
-    """Emitted tokens: the visited nodes' (without the root's) and the last one: bonus or correction."""
+    """Emitted tokens: the visited nodes' (without the root's) and the last one: bonus or correction. No last one, where the
+    row stops at a node and nothing behind it may be asked for."""
     at_leaf: bool
     """True: the walk ended at a leaf (bonus token); False: it left the tree (correction)."""
 
@@ -44,6 +45,13 @@ class NodeView(Protocol):
     def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
         """A token drawn in proportion to the weights: the one that ends the walk, after `accepted`."""
 
+    def stops(self, accepted: list[int]) -> bool:
+        """Whether nothing may be asked for behind `accepted`, which is to be emitted: the row stops there, and processors
+        with a state would notice."""
+
+    def ends(self, accepted: list[int]) -> bool:
+        """As `stops`, of tokens that may not be emitted: stopping criteria are not asked."""
+
 
 Noise = Literal["coupling", "independent"]
 """What a rule's chance comes from. coupling: the noise plain sampling chooses with, which drafting may share. independent:
@@ -61,6 +69,8 @@ class Rule(Protocol):
     """How a tree's children may have been chosen; the first is what drafts best for the rule."""
     chains_only: bool
     """Whether a node may have no more than one child."""
+    looks_ahead: bool
+    """Whether it asks for the target after tokens that are then not emitted."""
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         """Verifies row `row` of the tree. Raises EagleError for a tree that the rule cannot verify."""
@@ -96,7 +106,7 @@ class Coupled:
     (argmax of scores + shared Gumbel noise).
     """
 
-    name, lossless, chains_only = "coupled", True, False
+    name, lossless, chains_only, looks_ahead = "coupled", True, False, False
     noise: Noise = "coupling"
     children: tuple[Children, ...] = ("coupled", "top", "sampled")
 
@@ -113,3 +123,5 @@ class Coupled:
             if node is None:
                 return Walk(path=path, tokens=emitted, at_leaf=path[-1] not in inner)
             path.append(node)
+            if view.stops(emitted):
+                return Walk(path=path, tokens=emitted, at_leaf=True)

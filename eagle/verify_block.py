@@ -20,7 +20,7 @@ class Block:
     cycles share, and the drafter's noise must be fresh in every cycle for the same reason.
     """
 
-    name, lossless, chains_only = "block", True, True
+    name, lossless, chains_only, looks_ahead = "block", True, True, True
     noise: Noise = "independent"
     children: tuple[Children, ...] = ("sampled",)
 
@@ -29,7 +29,7 @@ class Block:
         if tree.nodes > 1:
             check_tree(self, children=tree.children, chain=all(len(siblings) <= 1 for siblings in children))
         path, drafted = [0], list[int]()
-        while children[path[-1]]:
+        while children[path[-1]] and not view.ends(drafted):
             path.append(children[path[-1]][0])
             drafted.append(tokens[path[-1]])
         weight, end = 1.0, 0
@@ -42,6 +42,10 @@ class Block:
             weight = min(1.0, weight * float(target_V[token]) / float(draft_V[token]))
             if weight == 0:
                 break  # and so are all that follow
+            if view.ends(drafted[:i]):  # the chain's last: what would follow it is not asked for
+                if view.accepts(weight, [], i):
+                    return Walk(path=path, tokens=drafted, at_leaf=True)
+                break
             target_V = view.probabilities(path[i], drafted[:i])
             draft_V = self._draft(tree, row, path, i, like_V=target_V)
             left_V = target_V if draft_V is None else _rest(target_V, draft_V, weight)

@@ -25,7 +25,7 @@ class TopK:
     k: int = 3
     """How many; 1 at temperature 0 is lossless."""
 
-    name, lossless, chains_only = "top_k", False, False
+    name, lossless, chains_only, looks_ahead = "top_k", False, False, False
     noise: Noise = "coupling"
     children = _ANY
 
@@ -51,7 +51,7 @@ class Typical:
     delta: float = 0.09
     """Factor of exp(-entropy): flat distributions accept less likely tokens."""
 
-    name, lossless, chains_only = "typical", False, False
+    name, lossless, chains_only, looks_ahead = "typical", False, False, False
     noise: Noise = "coupling"
     children = _ANY
 
@@ -81,4 +81,6 @@ def _walk(tree: DraftTree, row: int, view: NodeView, scores: Scores) -> Walk:
             break
         path.append(best)
         emitted.append(tokens[best])
+        if view.stops(emitted):
+            return Walk(path=path, tokens=emitted, at_leaf=True)
     return Walk(path=path, tokens=[*emitted, view.choose(path[-1], emitted)], at_leaf=not children[path[-1]])

@@ -20,7 +20,7 @@ class Rejection:
     tree no rule accepts more: the expected count is the sum over nodes of the target's probability of their path.
     """
 
-    name, lossless, chains_only = "rejection", True, False
+    name, lossless, chains_only, looks_ahead = "rejection", True, False, False
     noise: Noise = "independent"
     children: tuple[Children, ...] = ("sampled", "top")
 
@@ -53,6 +53,8 @@ class Rejection:
                 return Walk(path=path, tokens=[*emitted, final], at_leaf=not children[node])
             path.append(follower)
             emitted.append(tokens[follower])
+            if view.stops(emitted):
+                return Walk(path=path, tokens=emitted, at_leaf=True)
 
 
 def residual(rest_V: torch.Tensor, q_V: torch.Tensor) -> torch.Tensor:

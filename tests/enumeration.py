@@ -70,6 +70,12 @@ class TableView:
     def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
         return self.chance.pick(weights_V.tolist())
 
+    def stops(self, accepted: list[int]) -> bool:
+        return False
+
+    def ends(self, accepted: list[int]) -> bool:
+        return False
+
 
 def random_table(vocab: int, depth: int, *, seed: int, zeros: float = 0.0, sharpness: float = 1.5) -> Table:
     """Distributions after every prefix of up to `depth` tokens; a share `zeros` of the entries is 0."""

@@ -20,12 +20,11 @@ CAPACITY = 4096
 def sample(
     logits_RV: torch.Tensor, *, positions_R: torch.Tensor, settings: RowSettings, backend: Backend | None = None
 ) -> torch.Tensor:
-    """The token that plain sampling emits after each row. int64 [R].
+    """The token that plain sampling emits after each row, NOTHING (-1) where none can be chosen (see `Choice`). int64 [R].
 
-    logits_RV: fp16, bf16 or fp32, processors applied, temperature not; the vocabulary contiguous, the best logit finite,
-    none NaN. positions_R: int64 index of the emitted token in its unpadded row, below 2^32. All on one device.
-    backend: None takes the enclosing `using` block's. Raises EagleError on shapes or dtypes that do not belong together and
-    when "triton" was asked for and cannot run.
+    logits_RV: fp16, bf16 or fp32, processors applied, temperature not; the vocabulary contiguous. positions_R: int64
+    index of the emitted token in its unpadded row, below 2^32. All on one device. backend: None takes the enclosing `using`
+    block's. Raises EagleError on shapes or dtypes that do not belong together and when "triton" was asked for and cannot run.
     """
     return _run(logits_RV, positions_R, settings, backend=backend, described=False, capacity=CAPACITY).tokens_R
 

@@ -15,14 +15,17 @@ import torch
 from eagle.kernels.noise.reference import gumbel
 from eagle.kernels.sample.settings import RowSettings
 
+NOTHING = -1
+"""In place of a token, where none can be chosen."""
+
 
 class Choice(NamedTuple):
     """What was chosen, and the distribution it was chosen from; a greedy row's is all on its token, its last two fields are 0."""
 
     tokens_R: torch.Tensor
-    """int64."""
+    """int64; NOTHING where no token can be chosen: a nan, all logits -inf, or, unless greedy, an inf."""
     peaks_R: torch.Tensor
-    """float32: the best logit."""
+    """float32: the best logit; nan where no token can be chosen, whose row's other fields mean nothing."""
     thresholds_R: torch.Tensor
     """float32: the score from which on tokens are kept, as far as the filters say: -inf without any (tokens of score -inf are
     dropped nevertheless)."""
@@ -36,6 +39,7 @@ def sample_reference(logits_RV: torch.Tensor, *, positions_R: torch.Tensor, sett
     of_R = torch.arange(rows, device=logits_RV.device) // (rows // settings.rows)
     logits_RV = logits_RV.float()
     peaks_R, greedy_R = logits_RV.amax(-1), settings.temperature_B[of_R] == 0
+    sound_R = torch.where(greedy_R, peaks_R > float("-inf"), peaks_R.isfinite())
     scores_RV = scores(logits_RV, settings.temperature_B[of_R])
     thresholds_R = thresholds(scores_RV, settings, of_R)
     kept_RV = scores_RV.isfinite() & (scores_RV >= thresholds_R[:, None])
@@ -47,8 +51,8 @@ def sample_reference(logits_RV: torch.Tensor, *, positions_R: torch.Tensor, sett
     noisy_RV = (scores_RV + noise_RV).masked_fill(~kept_RV, float("-inf"))
     tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), noisy_RV.argmax(-1))
     return Choice(
-        tokens_R=tokens_R,
-        peaks_R=peaks_R,
+        tokens_R=torch.where(sound_R, tokens_R, NOTHING),
+        peaks_R=peaks_R.masked_fill(~sound_R, float("nan")),
         thresholds_R=thresholds_R.masked_fill(greedy_R, 0.0),
         log_totals_R=log_totals_R.masked_fill(greedy_R, 0.0),
     )

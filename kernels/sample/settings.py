@@ -8,6 +8,15 @@ import torch
 from eagle.errors import EagleError
 from eagle.kernels.placement import sent
 
+TEMPERATURES = "0 (greedy), or from 1e-37 to 1e37"
+"""What a temperature may be, in words."""
+
+
+def is_temperature(value: float) -> bool:
+    """Whether sampling can divide by it in float32 (and multiply noise with it), or it is 0: anything smaller would be read
+    as 0 in one place and not in another."""
+    return value == 0 or 1e-37 <= value <= 1e37
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
@@ -55,7 +64,7 @@ class RowSettings:
         top_k, top_p, min_p = top_k or [0] * rows, top_p or [1.0] * rows, min_p or [0.0] * rows
         orders = filter_order or ["sequential"] * rows
         fields = {
-            "temperature": (temperature, lambda x: 0 <= x < float("inf"), "0 (greedy) or more"),
+            "temperature": (temperature, is_temperature, TEMPERATURES),
             "top_k": (top_k, lambda x: x >= 0, "0 (off) or more"),
             "top_p": (top_p, lambda x: 0 <= x <= 1, "from 0 (the best token) to 1 (off)"),
             "min_p": (min_p, lambda x: 0 <= x <= 1, "from 0 (off) to 1"),

@@ -3,7 +3,7 @@
 R rows, V vocabulary, S splits of a row (SPLIT tokens each), C the most candidates that a row keeps in scratch memory.
 
 One program per row would leave most of a GPU idle (60 rows of 128k tokens), so rows are split and joined by passes:
-  _peaks   (R, S)  the best logit of each split.
+  _peaks   (R, S)  the best logit of each split, and its token (-1: the split has a nan).
   _survey  (R, S)  only where rows filter, or the distribution is to be described: how many tokens, and how much mass, lie
                    above each of 16 fixed pivot scores. The lowest pivot that surely holds all kept tokens is the row's cut.
   _race    (R, S)  without filters: the best score + noise of each split. With: the tokens above the cut become candidates.
@@ -84,9 +84,10 @@ def _peaks(Logits, Peaks, PeakTokens, stride, vocab_size, splits, SPLIT: tl.cons
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = split * SPLIT + tl.arange(0, SPLIT)
     logits = tl.load(Logits + row * stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
-    peak, place = tl.max(logits, 0, return_indices=True)
+    nan = logits != logits
+    peak, place = tl.max(tl.where(nan, float("-inf"), logits), 0, return_indices=True)
     tl.store(Peaks + row * splits + split, peak)
-    tl.store(PeakTokens + row * splits + split, split * SPLIT + place)
+    tl.store(PeakTokens + row * splits + split, tl.where(tl.max(nan.to(tl.int32), 0) > 0, -1, split * SPLIT + place))
 
 
 @triton.jit
@@ -209,9 +210,12 @@ def _finish(
             token = _best(Bests, BestTokens, row, splits, SPLITS)
     else:
         token = _best(Peaks, PeakTokens, row, splits, SPLITS)
-    tl.store(OutTokens + row, token.to(tl.int64))
+    s = tl.arange(0, SPLITS)
+    no_nan = tl.min(tl.load(PeakTokens + row * splits + s, mask=s < splits, other=0), 0) >= 0
+    sound = no_nan & (peak > float("-inf")) & ((temperature == 0.0) | (peak < float("inf")))
+    tl.store(OutTokens + row, tl.where(sound, token, -1).to(tl.int64))
     if DESCRIBED:
-        tl.store(OutPeaks + row, peak)
+        tl.store(OutPeaks + row, tl.where(sound, peak, float("nan")))
         lowest_kept = -(threshold.to(tl.float32, bitcast=True))
         tl.store(OutThresholds + row, tl.where(temperature > 0.0, lowest_kept, 0.0))
         share = tl.where(temperature > 0.0, mass.to(tl.float32) / BEST_MASS, 1.0)

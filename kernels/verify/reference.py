@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from eagle.kernels.noise.reference import FINALS, coin
-from eagle.kernels.sample.reference import Choice, scores
+from eagle.kernels.sample.reference import NOTHING, Choice, scores
 from eagle.kernels.sample.settings import RowSettings
 
 
@@ -21,7 +21,8 @@ class Walks(NamedTuple):
     counts_B: torch.Tensor
     """int64: visited nodes, and emitted tokens."""
     tokens_BK: torch.Tensor
-    """int64: emitted tokens: those of the visited nodes without the root's, and the last one; -1 behind them."""
+    """int64: emitted tokens: those of the visited nodes without the root's, and the last one (NOTHING: none can be chosen at
+    the last node); -1 behind them."""
     at_leaf_B: torch.Tensor
     """bool: the walk ended at a leaf (bonus token); else it left the tree (correction)."""
 
@@ -30,7 +31,7 @@ class Decisions(NamedTuple):
     """What the rejection rule does at every node, visited or not: nodes decide by coins of their own."""
 
     emitted_BN: torch.Tensor
-    """int64: the accepted child's token, or the one drawn in its place."""
+    """int64: the accepted child's token, or the one drawn in its place; NOTHING where none can be."""
     followers_BN: torch.Tensor
     """int64: the accepted child, -1: none."""
 
@@ -84,6 +85,9 @@ def decide_reference(
         seed, parents, tokens = int(settings.seed_B[b]) & (2**64 - 1), tree.parents_BN[b].tolist(), tree.tokens_BN[b]
         for node in range(nodes):
             position = int(positions_R[b * nodes + node])
+            if choice.tokens_R[b * nodes + node] == NOTHING:
+                emitted_BN[b, node] = NOTHING
+                continue
             rest_V, q_V = p_RV[b * nodes + node], None
             children = [child for child in range(nodes) if parents[child] == node]
             if tree.log_q_BEV is not None and tree.q_row_BN is not None and children:
@@ -117,7 +121,7 @@ def probabilities(logits_RV: torch.Tensor, choice: Choice, settings: RowSettings
     scores_RV = scores(logits_RV.float(), temperature_R)
     kept_RV = scores_RV.isfinite() & (scores_RV >= choice.thresholds_R[:, None])
     p_RV = scores_RV.double().masked_fill(~kept_RV, float("-inf")).softmax(-1)
-    greedy_RV = torch.nn.functional.one_hot(choice.tokens_R, vocab_size).double()
+    greedy_RV = torch.nn.functional.one_hot(choice.tokens_R.clamp_min(0), vocab_size).double()
     return torch.where((temperature_R == 0)[:, None], greedy_RV, p_RV)
 
 

@@ -134,7 +134,7 @@ def _attempt(
     j = tl.arange(0, NODES)
     ours = tl.load(Parents + b * nodes + j, mask=j < nodes, other=-1) == row - b * nodes
     child = tl.max(tl.where(ours & (tl.cumsum(ours.to(tl.int32), 0) - 1 == attempt), j, -1), 0)
-    if (child >= 0) & (tl.load(Followers + row) < 0):
+    if (child >= 0) & (tl.load(Followers + row) < 0) & (tl.load(Chosen + row) >= 0):
         temperature = tl.load(Temperature + b)
         token = tl.load(Tokens + b * nodes + child)
         one = token + tl.arange(0, 1)
@@ -223,7 +223,8 @@ def _draw(
             chosen = tl.minimum(chosen, tl.min(tl.where(over, at, 0x7FFFFFFF), 0))
             last = tl.maximum(last, tl.max(tl.where(r > 0.0, at, 0), 0))
             passed += tl.sum(r.to(tl.float64), 0)
-        tl.store(Emitted + row, tl.where(chosen == 0x7FFFFFFF, last, chosen).to(tl.int64))
+        drawn = tl.where(chosen == 0x7FFFFFFF, last, chosen).to(tl.int64)
+        tl.store(Emitted + row, tl.where(tl.load(Chosen + row) < 0, -1, drawn))
 
 
 def launch_walk(*, tree: Tree, emitted_BN: torch.Tensor, followers_BN: torch.Tensor | None, width: int) -> Walks:

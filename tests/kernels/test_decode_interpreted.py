@@ -102,3 +102,46 @@ def test_text_between_streamed_pieces_is_not_under_the_decoders_kernels() -> Non
                 **{name: torch.ones(1, dtype=torch.int64) for name in ("counts_B", "lengths_B")},
             )
         assert list(calls) == [("commit", "reference")]
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_scores_without_a_token_to_choose_are_the_same_error_on_the_device(
+    rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the prompt's end and in a tree, of the target and of the draft; none where the row ends before."""
+    model = tiny_model(vocab_size=96, num_hidden_layers=1)
+    ids, ask = torch.tensor([[5, 6, 7]]), dict(max_new_tokens=4, eos_token_id=[])
+    text = SpeculativeDecoder(Target(model), kernels="reference").generate(ids, **ask).sequences[0, 3:].tolist()
+    assert len(set(text[:3])) == 3
+    target, draft = Target(model), Target(model)
+
+    def breaks(one: Target, token: int) -> None:
+        """Its logits are nan where their best token is this one."""
+
+        def logits(features: torch.Tensor) -> torch.Tensor:
+            values = Target.logits(one, features)
+            return values.masked_fill((values.argmax(-1) == token)[..., None], float("nan"))
+
+        monkeypatch.setattr(one, "logits", logits)
+
+    def decode(kernels: Backend, **more: Any) -> list[int]:
+        decode = DecodeConfig(drafter="model", rule=rule, budget=4, top_k=1, depth=3, kernels=kernels)
+        decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=decode)
+        return decoder.generate(ids, **{**ask, **more}).sequences[0, 3:].tolist()
+
+    for step in (1, 3):
+        breaks(target, text[step - 1])
+        said = []
+        for kernels in ("reference", "triton"):
+            with pytest.raises(EagleError, match=f"^step {step}: the logit of token 0 is nan after the target") as told:
+                decode(kernels)  # type: ignore[arg-type]
+            said.append(str(told.value))
+            if step > 1:
+                assert decode(kernels, max_new_tokens=step - 1) == text[: step - 1]  # type: ignore[arg-type]
+        assert said[0] == said[1]
+    breaks(target, -1)
+    monkeypatch.setattr(draft, "tokens", draft.tokens.restricted(torch.arange(96)))
+    draft.tokens.lm_head_VH.data.fill_(float("nan"))
+    for kernels in ("reference", "triton"):
+        with pytest.raises(EagleError, match=f"^step 2: the drafter's logits after token {text[0]} hold nan"):
+            decode(kernels)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from eagle.kernels import dispatch
 from eagle.kernels.sample.op import CAPACITY, sample, sample_and_describe
 from eagle.kernels.sample.reference import Choice, scores
 from eagle.kernels.sample.settings import RowSettings
+from eagle.processing import UnsoundScoresError
 from eagle.sampling import RowSampler, Sampling, keep
 from tests.kernels.poison import poisoned
 
@@ -158,6 +159,35 @@ def test_rows_with_padding_behind_them_and_forbidden_tokens() -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e6])
 def test_extreme_temperatures(temperature: float) -> None:
     same(logits(3, 100), [dict(temperature=temperature, **more) for more in ({}, {"top_k": 4}, {"top_p": 0.5})])
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("kind", [GREEDY, PLAIN, TOP_K, TOP_P, MIN_P, SEQUENCE], ids=str)
+@pytest.mark.parametrize("vocab_size", [70, 4200])
+def test_rows_without_a_token_to_choose_say_so(kind: dict[str, Any], vocab_size: int) -> None:
+    """As the row sampler, which raises there; a row beside them is chosen as ever."""
+    values = logits(6, vocab_size, seed=3)
+    values[1, 33], values[2, 33], values[3] = NAN, INF, -INF
+    values[4, 65], values[4, 3] = NAN, INF
+    values[5, -1] = NAN
+    sampling = Sampling(seed=5, **kind)
+    expected = []
+    for row in range(6):
+        sampler = RowSampler(sampling=sampling)
+        try:
+            expected.append(sampler.choose(sampler.processed(values[row].cpu(), [0] * row, []), row))
+        except UnsoundScoresError:
+            expected.append(-1)
+    assert [token < 0 for token in expected] == [False, True, kind != GREEDY, True, True, True]
+    rows = RowSettings.of(seeds=[5], **{name: [value] for name, value in kind.items()}, device=DEVICE)
+    for backend in ("reference", "triton"):
+        got = sample_and_describe(
+            values, positions_R=torch.arange(6, device=DEVICE), settings=rows, backend=backend  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert got.tokens_R.tolist() == expected
+        assert got.peaks_R.isnan().tolist() == [token < 0 for token in expected]
 
 
 def test_tokens_alone_are_those_that_come_with_a_description() -> None:

@@ -104,6 +104,12 @@ class _View:
     def draw(self, weights_V: torch.Tensor, accepted: list[int]) -> int:
         return draw(weights_V, coin(self.case.seeds[self.row], self._position(accepted), 0, stream=FINALS))
 
+    def stops(self, accepted: list[int]) -> bool:
+        return False
+
+    def ends(self, accepted: list[int]) -> bool:
+        return False
+
 
 def unpack(walks: Walks, row: int) -> tuple[list[int], list[int], bool]:
     count = int(walks.counts_B[row])
@@ -263,6 +269,29 @@ def test_a_walk_that_outgrows_the_width_ends_there() -> None:
         assert unpack(full, 0) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], True)
         cut = walk(tree=tree, emitted_BN=emitted_BN, width=3, backend=backend)  # type: ignore[arg-type]
         assert unpack(cut, 0) == ([0, 1, 2], [1, 2, 3], False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["coupled", "sampled", "top"])
+def test_a_node_without_a_token_to_choose_emits_none_and_ends_the_walk(kind: str) -> None:
+    """The other nodes decide as ever: a nan that no walk gets to is none of its business."""
+    whole, broken = Case(1, parents=[-1, 0, 0, 1]), Case(1, parents=[-1, 0, 0, 1])
+    expected = walked(whole, kind, "reference")
+    visited = {node for row in range(len(ROWS)) for node in unpack(expected, row)[0]}
+    for node in range(4):
+        broken.logits_BNV = whole.logits_BNV.clone()
+        broken.logits_BNV[:, node, 2] = math.nan
+        for backend in ("reference", "triton") if node < 2 else ("reference",):
+            got = walked(broken, kind, backend)
+            for row in range(len(ROWS)):
+                path, tokens, at_leaf = unpack(expected, row)
+                if node in path:
+                    place = path.index(node)
+                    assert got.counts_B[row] == place + 1
+                    assert got.tokens_BK[row, : place + 1].tolist() == [*tokens[:place], -1]
+                else:
+                    assert unpack(got, row) == (path, tokens, at_leaf)
+    assert 0 in visited
 
 
 def test_mistakes_are_named() -> None:
