@@ -76,12 +76,15 @@ class DynamicTree:
         candidates, device = [(tokens_BM, scores_BM, torch.full_like(tokens_BM, -1))], tokens_BM.device
 
         # Level 1's beam is all of the root's children; their drafting feature is the one predicted for the root.
-        beam_tokens, beam_scores, beam_number = tokens_BM, scores_BM, torch.arange(K, device=device).expand(rows, -1)
+        beam_tokens, beam_scores = tokens_BM, draft.growing(tokens_BM, scores_BM)
+        beam_number = torch.arange(K, device=device).expand(rows, -1)
         beam_features = draft.predicted_BH[:, None].expand(-1, K, -1)
         bits_BKW = _level_bits(K, width, start=0, device=device).expand(rows, -1, -1)
         for level in range(1, depth):
             if self.level_cost and self._at_most(beam_scores) < self.level_cost:
                 break
+            if device.type == "cpu" and float(beam_scores.amax()) == float("-inf"):
+                break  # nothing goes on behind what ends its row (a device would have to be waited for)
             step = TreeStep(
                 lengths_B=draft.cache.lengths_B,
                 depths_BN=torch.full((rows, K), level - 1),
@@ -96,13 +99,14 @@ class DynamicTree:
             candidates.append((tokens_BM, scores_BM, beam_number.repeat_interleave(K, dim=1)))
             if level == depth - 1:
                 break
-            kept_BK = scores_BM.topk(K, dim=1).indices
+            growing_BM = draft.growing(tokens_BM, scores_BM)
+            kept_BK = growing_BM.topk(K, dim=1).indices
             origin_BK = kept_BK // K  # which beam node it is a child of
-            beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), scores_BM.gather(1, kept_BK)
+            beam_tokens, beam_scores = tokens_BM.gather(1, kept_BK), growing_BM.gather(1, kept_BK)
             beam_number = K + (level - 1) * K * K + kept_BK
             beam_features = pick(predictions_BKH, origin_BK)
             bits_BKW = pick(bits_BKW, origin_BK) | _level_bits(K, width, start=level * K, device=device)
-        return self._select(draft.roots_B, candidates)
+        return self._select(draft, candidates)
 
     @staticmethod
     def _at_most(beam_scores_BK: torch.Tensor) -> float:
@@ -111,7 +115,7 @@ class DynamicTree:
         return float(beam_scores_BK.exp().sum(dim=1).max())
 
     def _select(
-        self, roots_B: torch.Tensor, candidates: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        self, draft: LevelDrafter, candidates: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     ) -> DraftTree:
         """The root and the best budget - 1 candidates, renumbered."""
         tokens_BM, scores_BM, parents_BM = (torch.cat(parts, dim=1) for parts in zip(*candidates))
@@ -122,12 +126,14 @@ class DynamicTree:
         number_BM.scatter_(1, chosen_BN, torch.arange(1, count + 1, device=device).expand(rows, -1))
         old_parents_BN = parents_BM.gather(1, chosen_BN)
         parents_BN = torch.where(old_parents_BN < 0, 0, number_BM.gather(1, old_parents_BN.clamp_min(0)))
+        tokens_BN = torch.cat([sent(draft.roots_B, device)[:, None], tokens_BM.gather(1, chosen_BN)], dim=1)
         return DraftTree.from_parents(
-            torch.cat([sent(roots_B, device)[:, None], tokens_BM.gather(1, chosen_BN)], dim=1),
+            tokens_BN,
             torch.cat([torch.full((rows, 1), -1, device=device), parents_BN], dim=1),
             torch.cat([torch.zeros(rows, 1, device=device), scores_BM.gather(1, chosen_BN)], dim=1),
             children=self.children,
             widest=self.top_k,
+            ends_BN=draft.ends(tokens_BN),
         )
 
 

@@ -7,6 +7,7 @@ A model is run once per level; its predictions become logits. Which nodes a leve
 eagle/model_drafter.py).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -101,6 +102,21 @@ class LevelDrafter(ABC):
     @rows.setter
     def rows(self, rows: Sequence[Row]) -> None:
         self.sampler = DraftSampler(rows, self.vocabulary, target_size=self.target_size)
+        most = max(len(row.eos) for row in rows)
+        self._eos_BE = torch.tensor([[*row.eos, *[-1] * (most - len(row.eos))] for row in rows], dtype=torch.int64)
+
+    def ends(self, tokens_BN: torch.Tensor) -> torch.Tensor | None:
+        """bool [B, N]: which tokens end their row, so that nothing is drafted behind them; None: no token does."""
+        if not self._eos_BE.shape[1]:
+            return None
+        self._eos_BE = sent(self._eos_BE, tokens_BN.device)
+        return (tokens_BN[..., None] == self._eos_BE[:, None]).any(-1)
+
+    def growing(self, tokens_BN: torch.Tensor, scores_BN: torch.Tensor) -> torch.Tensor:
+        """The nodes' path log-confidences as what is expanded is chosen by, and its children's begin with: -inf at the row's
+        end."""
+        ends_BN = self.ends(tokens_BN)
+        return scores_BN if ends_BN is None else scores_BN.masked_fill(ends_BN, -math.inf)
 
     def keep_rows(self, kept: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in kept]

@@ -104,6 +104,7 @@ class NgramDrafter:
         for row in rows:
             row.stats.tree = f"prompt lookup: {self}"
         self._device = torch.device("cpu")  # until the first observe
+        self._ends = [row.eos for row in rows]
         self._indices = [
             NgramIndex(row.tokens[0], shortest=self.shortest, longest=self.longest, places=self.count) for row in rows
         ]
@@ -115,26 +116,27 @@ class NgramDrafter:
 
     def keep_rows(self, kept: Sequence[int]) -> None:
         self._indices = [self._indices[b] for b in kept]
+        self._ends = [self._ends[b] for b in kept]
 
     def propose(self) -> DraftTree:
-        return padded([self._tree(index) for index in self._indices], device=self._device)
+        return padded([self._tree(*row) for row in zip(self._indices, self._ends)], device=self._device)
 
-    def _tree(self, index: NgramIndex) -> tuple[list[int], list[int]]:
-        """(tokens, parents) of one row, by depth: continuations that begin alike share their nodes."""
+    def _tree(self, index: NgramIndex, ends: frozenset[int]) -> tuple[list[int], list[int]]:
+        """(tokens, parents) of one row, by depth: continuations that begin alike share their nodes, and stop at the row's end."""
         tokens, parents = [index.tokens[-1]], [-1]
         continuations = index.continuations(length=self.depth, count=self.count)
-        ends = [0] * len(continuations)  # the node at which each continuation stands
+        stands = [0] * len(continuations)  # the node at which each continuation stands
         children: dict[tuple[int, int], int] = {}
         for depth in range(self.depth):
             for place, continuation in enumerate(continuations):
-                if ends[place] < 0:
-                    continue  # cut off by the budget
-                key = (ends[place], continuation[depth])
+                if stands[place] < 0:
+                    continue  # cut off by the budget, or at its end
+                key = (stands[place], continuation[depth])
                 if key not in children and len(tokens) < self.budget:
                     children[key] = len(tokens)
                     tokens.append(continuation[depth])
-                    parents.append(ends[place])
-                ends[place] = children.get(key, -1)
+                    parents.append(stands[place])
+                stands[place] = -1 if continuation[depth] in ends else children.get(key, -1)
         return tokens, parents
 
 

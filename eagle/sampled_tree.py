@@ -87,7 +87,8 @@ class SampledTree:
         features_BKH = draft.predicted_BH[:, None].expand(-1, w, -1)
         predictions_BKH, bits_BKW = features_BKH, own_bits(w, width, device=device).expand(rows, -1, -1)
         for level in range(1, levels):
-            kept_BK = level_scores.topk(w, dim=1).indices
+            growing_BM = draft.growing(tokens[-1], level_scores)
+            kept_BK = growing_BM.topk(w, dim=1).indices
             if level > 1:
                 features_BKH = pick(predictions_BKH, kept_BK // c)
                 bits_BKW = pick(bits_BKW, kept_BK // c) | own_bits(w, width, start=(level - 1) * w, device=device)
@@ -102,7 +103,7 @@ class SampledTree:
             tokens_BM, log_q_BM, log_q_BKV = _draw(draft, predictions_BKH, depth=level + 1, count=c)
             numbers_BK = first + kept_BK
             first += level_scores.shape[1]
-            level_scores = level_scores.gather(1, kept_BK).repeat_interleave(c, dim=1) + log_q_BM
+            level_scores = growing_BM.gather(1, kept_BK).repeat_interleave(c, dim=1) + log_q_BM
             tokens.append(tokens_BM)
             scores.append(level_scores)
             parents.append(numbers_BK.repeat_interleave(c, dim=1))
@@ -119,6 +120,7 @@ class SampledTree:
             log_q_BEV=torch.cat(recorded, dim=1),
             q_row_BN=torch.full_like(tokens_BN, -1).scatter(1, expanded_BE, places_BE),
             widest=max(self.widest, self.siblings),
+            ends_BN=draft.ends(tokens_BN),
         )
 
 

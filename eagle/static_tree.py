@@ -151,7 +151,8 @@ class StaticTree:
             )
             features_BEH = _columns(predictions_BEH, [level.parents[place] for place in level.expanded])
             predictions_BEH = draft.run(features_BEH, _columns(tokens[-1], level.expanded), step)
-            above_scores_BE, most, start = _columns(scores[-1], level.expanded), level.most, end
+            above_scores_BE = _columns(draft.growing(tokens[-1], scores[-1]), level.expanded)
+            most, start = level.most, end
         device = tokens[0].device
         tokens_BN = torch.cat([sent(draft.roots_B, device)[:, None], *tokens], dim=1)
         return DraftTree.from_parents(
@@ -160,6 +161,7 @@ class StaticTree:
             torch.cat([torch.zeros(rows, 1, device=device), *scores], dim=1),
             children=self.children,
             widest=self.widest,
+            ends_BN=draft.ends(tokens_BN),
         )
 
 

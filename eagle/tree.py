@@ -59,13 +59,21 @@ class DraftTree:
         log_q_BEV: torch.Tensor | None = None,
         q_row_BN: torch.Tensor | None = None,
         widest: int | None = None,
+        ends_BN: torch.Tensor | None = None,
     ) -> "DraftTree":
-        """Derives depths and ancestor bits. Parents must come before their children."""
+        """Derives depths and ancestor bits. Parents must come before their children.
+
+        ends_BN: bool; nodes that end their row, and so have no children: what was drafted behind them goes, or, on a device
+        that would have to be asked how much that is, stays as padding: roots of their own, which no walk gets to.
+        """
         assert (children == "sampled") == (log_q_BEV is not None) == (q_row_BN is not None)
+        if ends_BN is not None:
+            cut_BN = ends_BN.gather(1, parents_BN.clamp_min(0)) & (parents_BN >= 0)
+            parents_BN = parents_BN.masked_fill(cut_BN, -1)
         depths_BN, ancestors_BNW = ancestry(parents_BN)
         if log_confidence_BN is None:
             log_confidence_BN = torch.zeros(tokens_BN.shape, device=tokens_BN.device)
-        return cls(
+        tree = cls(
             tokens_BN=tokens_BN,
             parents_BN=parents_BN,
             depths_BN=depths_BN,
@@ -75,6 +83,37 @@ class DraftTree:
             log_q_BEV=log_q_BEV,
             q_row_BN=q_row_BN,
             widest=widest,
+        )
+        return tree if ends_BN is None else tree._marked()._compacted()
+
+    @property
+    def below_root(self) -> torch.Tensor:
+        """bool [B, N]: what hangs on the root; the rest is padding."""
+        return (self.ancestors_BNW[..., 0] & 1).bool()
+
+    def _marked(self) -> "DraftTree":
+        """The tree with confidence 0 in what does not hang on the root."""
+        log_confidence_BN = self.log_confidence_BN.masked_fill(~self.below_root, float("-inf"))
+        return dataclasses.replace(self, log_confidence_BN=log_confidence_BN)
+
+    def _compacted(self) -> "DraftTree":
+        """The tree without what does not hang on the root, as far as all rows have such; on a device as it is."""
+        below_BN = self.below_root
+        if below_BN.device.type != "cpu" or bool(below_BN.all()):
+            return self
+        count = int(below_BN.sum(dim=1).max())
+        order_BN = (~below_BN).sort(dim=1, stable=True).indices[:, :count]
+        place_BN = torch.zeros_like(self.parents_BN).scatter(1, order_BN, torch.arange(count).expand(len(order_BN), -1))
+        parents_BN = self.parents_BN.gather(1, order_BN)
+        hangs_BN = below_BN.gather(1, order_BN) & (parents_BN >= 0)
+        return DraftTree.from_parents(
+            self.tokens_BN.gather(1, order_BN),
+            torch.where(hangs_BN, place_BN.gather(1, parents_BN.clamp_min(0)), -1),
+            self.log_confidence_BN.gather(1, order_BN),
+            children=self.children,
+            log_q_BEV=self.log_q_BEV,
+            q_row_BN=None if self.q_row_BN is None else self.q_row_BN.gather(1, order_BN),
+            widest=self.widest,
         )
 
     def on(self, device: torch.device | str) -> "DraftTree":
@@ -94,17 +133,18 @@ class DraftTree:
         return int(torch.nn.functional.one_hot(self.parents_BN + 1, self.nodes + 1)[..., 1:].sum(1).max())
 
     def up_to_depth(self, depth: int) -> "DraftTree":
-        """The tree without the nodes below `depth`; nodes must be ordered by depth, as drafters make them. Reads the tree
-        where it has enough nodes to be deeper.
+        """The tree without the nodes below `depth`; nodes must be ordered by depth, padding aside, as drafters make them.
+        Reads the tree where it has enough nodes to be deeper.
 
         Where the rows' trees differ in shape, all keep as many nodes as the one with the fewest down there. Of trees of one
         shape whole levels go, whatever was drawn: a sampled tree remains one.
         """
         if depth >= self.nodes - 1:
             return self
-        count = int((self.depths_BN <= depth).sum(dim=1).min())
-        if count == self.nodes:
+        deeper_BN = self.depths_BN > depth
+        if not bool(deeper_BN.any()):
             return self
+        count = int((deeper_BN.int().cumsum(dim=1) == 0).sum(dim=1).min())
         return DraftTree.from_parents(
             self.tokens_BN[:, :count],
             self.parents_BN[:, :count],
