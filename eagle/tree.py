@@ -87,18 +87,18 @@ class DraftTree:
         return tree if ends_BN is None else tree._marked()._compacted()
 
     @property
-    def _below_root(self) -> torch.Tensor:
-        """bool [B, N]."""
+    def below_root(self) -> torch.Tensor:
+        """bool [B, N]: what hangs on the root; the rest is padding."""
         return (self.ancestors_BNW[..., 0] & 1).bool()
 
     def _marked(self) -> "DraftTree":
         """The tree with confidence 0 in what does not hang on the root."""
-        log_confidence_BN = self.log_confidence_BN.masked_fill(~self._below_root, float("-inf"))
+        log_confidence_BN = self.log_confidence_BN.masked_fill(~self.below_root, float("-inf"))
         return dataclasses.replace(self, log_confidence_BN=log_confidence_BN)
 
     def _compacted(self) -> "DraftTree":
         """The tree without what does not hang on the root, as far as all rows have such; on a device as it is."""
-        below_BN = self._below_root
+        below_BN = self.below_root
         if below_BN.device.type != "cpu" or bool(below_BN.all()):
             return self
         count = int(below_BN.sum(dim=1).max())

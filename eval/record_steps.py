@@ -159,17 +159,20 @@ def _step(
     """before: every token up to the root, the root included."""
     tokens, parents = tree.tokens_BN[0].tolist(), tree.parents_BN[0].tolist()
     log_confidence = tree.log_confidence_BN[0].tolist()
-    paths: list[list[int]] = []
+    paths: dict[int, list[int]] = {}
     nodes = []
     accepted = set(walk.path)
-    for node, (token, parent) in enumerate(zip(tokens, parents)):
-        paths.append([] if parent < 0 else [*paths[parent], token])
+    shown = tree.below_root[0].nonzero().flatten().tolist()
+    number_of = {node: place for place, node in enumerate(shown)}
+    for node in shown:
+        token, parent = tokens[node], parents[node]
+        paths[node] = [] if parent < 0 else [*paths[parent], token]
         above = before[:-1] if parent < 0 else [*before, *paths[parent]]
         nodes.append(
             {
                 "text": node_text(tokenizer, above, token),
                 "token": token,
-                "parent": parent,
+                "parent": number_of.get(parent, -1),
                 "depth": int(tree.depths_BN[0, node]),
                 "confidence": math.exp(log_confidence[node]),
                 "accepted": node in accepted,
@@ -179,7 +182,7 @@ def _step(
     emitted = {
         "text": node_text(tokenizer, last, walk.tokens[-1]),
         "token": walk.tokens[-1],
-        "parent": walk.path[-1],
+        "parent": number_of[walk.path[-1]],
         "origin": "bonus" if walk.at_leaf else "correction",
     }
     return {"step": number, "nodes": nodes, "emitted": emitted}
@@ -201,9 +204,9 @@ def calibration(steps: Sequence[tuple[DraftTree, Walk]]) -> list[dict[str, Any]]
     """Per bin of path confidence: drafted nodes, their mean confidence, and the share of them that was accepted."""
     counts = [{"nodes": 0, "confidence": 0.0, "accepted": 0} for _ in range(BINS)]
     for tree, walk in steps:
-        accepted = set(walk.path)
+        accepted, below_root = set(walk.path), tree.below_root[0].tolist()
         for node, log_confidence in enumerate(tree.log_confidence_BN[0].tolist()):
-            if node == 0:
+            if node == 0 or not below_root[node]:
                 continue
             confidence = math.exp(log_confidence)
             tally = counts[min(BINS - 1, int(confidence * BINS))]

@@ -347,7 +347,7 @@ def a_filter_without_sampling(folder: Path) -> tuple[list[str | Path], list[str]
 def a_temperature_below_zero(folder: Path) -> tuple[list[str | Path], list[str]]:
     return (
         ["generate", "--recipe", write_recipe(folder), "--temperature", "-1", "hello"],
-        ["temperature is -1.0, expected 0 (greedy) or more"],
+        ["temperature is -1.0, expected 0 (greedy), or from 1e-37 to 1e37"],
     )
 
 

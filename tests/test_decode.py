@@ -216,6 +216,9 @@ class _Says:
     def choose(self, node: int, accepted: list[int]) -> int:
         return self.says[node]
 
+    def stops(self, accepted: list[int]) -> bool:
+        return False
+
 
 def test_the_walk_takes_only_the_emitted_child() -> None:
     #        root(0) -> 1 (token 7), 2 (token 8); 1 -> 3 (token 9)

@@ -82,6 +82,12 @@ def test_what_was_drafted_from_comes_to_the_targets_probabilities(
         def draw(self, weights_V: torch.Tensor, emitted: list[int]) -> int:
             return 3
 
+        def stops(self, emitted: list[int]) -> bool:
+            return False
+
+        def ends(self, emitted: list[int]) -> bool:
+            return False
+
     monkeypatch.setattr(DraftTree, "q_after", lambda self, row, node: Drawn())
     assert rule.walk(tree, 0, View()).tokens == [3]  # type: ignore[arg-type]
     assert moved == [torch.device("cpu")]

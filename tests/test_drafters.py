@@ -123,7 +123,9 @@ def test_rows_keep_their_own_noise_when_others_have_ended(target: Target) -> Non
     out = check_same_text(target, ModelDrafter(target, target, StaticTree()), eos_token_id=eos, **sampling)
     assert out.stats is not None
     assert len({stats.new_tokens for stats in out.stats}) > 1
-    assert taus(out) == [6.0] * 4
+    for stats in out.stats:  # nothing is drafted behind the end of the last block
+        assert stats.accepted[:-1] == [5] * (len(stats.accepted) - 1)
+        assert len(stats.accepted) > 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)

@@ -112,7 +112,7 @@ def test_scores_without_a_token_to_choose_are_the_same_error_on_the_device(
     model = tiny_model(vocab_size=96, num_hidden_layers=1)
     ids, ask = torch.tensor([[5, 6, 7]]), dict(max_new_tokens=4, eos_token_id=[])
     text = SpeculativeDecoder(Target(model), kernels="reference").generate(ids, **ask).sequences[0, 3:].tolist()
-    assert len(set(text)) == 4
+    assert len(set(text[:3])) == 3
     target, draft = Target(model), Target(model)
 
     def breaks(one: Target, token: int) -> None:
