@@ -83,7 +83,9 @@ class JointLinear(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear]):
         super().__init__()
         biases = [layer.bias.data for layer in layers if layer.bias is not None]
-        self.linear = PackedLinear(torch.cat([layer.weight.data for layer in layers]), torch.cat(biases) if biases else None)
+        self.linear = PackedLinear(
+            torch.cat([layer.weight.data for layer in layers]), torch.cat(biases) if biases else None
+        )
         self._widths = [layer.out_features for layer in layers]
         self._inputs: torch.Tensor | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()

@@ -19,7 +19,7 @@ Cause = Literal["acceptance", "draft", "compute", "host", "healthy"]
 NAMES: dict[Cause, str] = {
     "acceptance": "acceptance too low",
     "draft": "draft too slow",
-    "compute": "compute saturated",
+    "compute": "verification too dear",
     "host": "host overhead",
     "healthy": "healthy",
 }
@@ -62,6 +62,8 @@ class Cycle:
     """T_target(B): the same forward with one node a row, as plain decoding's"""
     plain_host_ms: float
     """Of a step of plain decoding, everything but the forward"""
+    more_nodes: tuple[int, float] | None = None
+    """A larger number of nodes per row and its T_target, the cheapest that was measured: what this machine can do"""
 
     @property
     def cycle_ms(self) -> float:
@@ -81,6 +83,11 @@ class Cycle:
     def breakeven_tau(self) -> float:
         """The tau above which drafting pays."""
         return self.cycle_ms / self.plain_ms
+
+    @property
+    def uneven(self) -> bool:
+        """Whether more nodes were verified in no more time: then the machine's limit is elsewhere."""
+        return self.more_nodes is not None and self.more_nodes[1] <= self.target_ms
 
     @property
     def recoverable(self) -> dict[Cause, float]:
@@ -140,7 +147,7 @@ def diagnose(cycle: Cycle, *, alone: Cycle | None = None, drafter: str = "eagle2
     figure, change = _words(cause, cycle, alone, drafter)
     return Diagnosis(
         cause=cause,
-        name=NAMES[cause],
+        name=NAMES[cause] if cause != "compute" or cycle.uneven else "compute saturated",
         figure=figure,
         change=change,
         speedup=cycle.speedup,
@@ -177,6 +184,13 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None, drafter: str) -> tup
         f"verifying {cycle.nodes:.0f} nodes a row{f' in a batch of {cycle.batch}' if cycle.batch > 1 else ''} takes "
         f"{cycle.target_ms:.1f} ms, {ratio:.1f} times as long as one node a row ({cycle.one_ms:.1f} ms), for tau {cycle.tau:.2f}"
     )
+    if cycle.uneven:
+        assert cycle.more_nodes is not None
+        more, ms = cycle.more_nodes
+        return (
+            f"{figure}; {more} nodes take {ms:.1f} ms, so it is not the machine's limit but a product that is slow for so few",
+            f"let the products be chosen by timing (decode.engine auto), or verify {more} nodes (decode.budget; eagle tune)",
+        )
     if alone is not None and cycle.batch > 1 and alone.target_ms / alone.one_ms < ratio:
         figure += f"; for a single row it takes {alone.target_ms / alone.one_ms:.1f} times as long"
         return figure, "draft only for smaller batches, or with fewer nodes in large ones (decode.budget; eagle tune)"
