@@ -125,8 +125,8 @@ class DecodeStats:
     """What ran the target's forwards (eagle/engine.py)."""
     tree: str = ""
     """The draft tree, and where its sizes come from: "given: 8 nodes, top-k 4, 3 levels" (decode.*), "published: ..." (the
-    defaults), "timed: ..." (costs timed on this machine, eagle/timed_trees.py), "tuned: ..." (tuned.json, for such a batch; "tuned: no drafting" where that was the fastest); "": plain, or a
-    drafter without."""
+    defaults), "timed: ..." (costs timed on this machine, eagle/timed_trees.py), "tuned: ..." (tuned.json, for such a batch;
+    "tuned: no drafting" where that was the fastest); "": plain, or a drafter without."""
     nodes: int = 0
     """Tree nodes verified, roots (and a batch's padding) included, over all verify steps."""
     kernels: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
