@@ -44,7 +44,7 @@ SETTING = parse_setting("T=0")
 class SlowRule:
     """The coupled rule with a host that takes its time."""
 
-    name, lossless, chains_only = "coupled, slowly", True, False
+    name, lossless, chains_only, looks_ahead = "coupled, slowly", True, False, False
     noise, children = Coupled.noise, Coupled.children
 
     def __init__(self, seconds: float):
