@@ -13,6 +13,7 @@ from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.processing import own_copy
+from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
@@ -145,6 +146,14 @@ def test_a_stateful_processor_on_a_batch_says_what_hugging_face_says(target: Tar
     for decoder in (SpeculativeDecoder(target), drafting(target, "coupled")):
         out = decoder.generate(ids, logits_processor=[Stateful()], stopping_criteria=[EveryFifth()], **arguments)
         assert torch.equal(out.sequences, theirs)
+
+
+def test_processors_get_a_copy_of_the_logits() -> None:
+    logits_V = torch.arange(VOCAB, dtype=torch.float32)
+    sampler = RowSampler(sampling=Sampling(), processors=[InPlace()])
+    first = sampler.processed(logits_V, [3, 4], [])
+    assert torch.equal(logits_V, torch.arange(VOCAB, dtype=torch.float32))
+    assert torch.equal(sampler.processed(logits_V, [3, 4], []), first)
 
 
 def test_the_first_row_has_the_given_processor_and_models_are_not_copied() -> None:
