@@ -29,7 +29,7 @@ class Block:
         if tree.nodes > 1:
             check_tree(self, children=tree.children, chain=all(len(siblings) <= 1 for siblings in children))
         path, drafted = [0], list[int]()
-        while children[path[-1]] and not view.ends(drafted):
+        while children[path[-1]]:
             path.append(children[path[-1]][0])
             drafted.append(tokens[path[-1]])
         weight, end = 1.0, 0
@@ -42,9 +42,9 @@ class Block:
             weight = min(1.0, weight * float(target_V[token]) / float(draft_V[token]))
             if weight == 0:
                 break  # and so are all that follow
-            if view.ends(drafted[:i]):  # the chain's last: what would follow it is not asked for
+            if view.ends(drafted[:i]):  # the chain's last, whatever was drafted behind it
                 if view.accepts(weight, [], i):
-                    return Walk(path=path, tokens=drafted, at_leaf=True)
+                    return Walk(path=path[: i + 1], tokens=drafted[:i], at_leaf=True)
                 break
             target_V = view.probabilities(path[i], drafted[:i])
             draft_V = self._draft(tree, row, path, i, like_V=target_V)

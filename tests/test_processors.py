@@ -13,6 +13,7 @@ from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.processing import own_copy
+from eagle.sampling import RowSampler, Sampling
 from eagle.target import Target
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
@@ -147,6 +148,14 @@ def test_a_stateful_processor_on_a_batch_says_what_hugging_face_says(target: Tar
         assert torch.equal(out.sequences, theirs)
 
 
+def test_processors_get_a_copy_of_the_logits() -> None:
+    logits_V = torch.arange(VOCAB, dtype=torch.float32)
+    sampler = RowSampler(sampling=Sampling(), processors=[InPlace()])
+    first = sampler.processed(logits_V, [3, 4], [])
+    assert torch.equal(logits_V, torch.arange(VOCAB, dtype=torch.float32))
+    assert torch.equal(sampler.processed(logits_V, [3, 4], []), first)
+
+
 def test_the_first_row_has_the_given_processor_and_models_are_not_copied() -> None:
     held = Stateful()
     held.model = torch.nn.Linear(2, 2)  # type: ignore[attr-defined]
@@ -204,9 +213,24 @@ def test_scores_that_leave_nothing_to_choose_name_step_token_and_processor(
             continue
         with pytest.raises(EagleError, match=f"^step 5: the logit of {found} after Breaks"):
             decoder.generate(ids, logits_processor=processors, **ask)
-        # Behind the row's end nobody asks.
         ended = decoder.generate(ids, logits_processor=processors, **{**ask, "max_new_tokens": 4})
         assert ended.sequences.shape == (1, 9)
+
+
+@pytest.mark.parametrize("rule", [None, *RULES])
+def test_nobody_asks_a_processor_behind_the_end(rule: str | None, target: Target) -> None:
+    """Though all that is drafted is accepted: the length limit, and an EOS."""
+
+    def grammar(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids.shape[1] < 9, "the text is over"
+        return scores
+
+    decoder = SpeculativeDecoder(target) if rule is None else drafting(target, rule)
+    ids, ask = torch.tensor([[5, 6, 7, 8, 9]]), dict(seed=1, logits_processor=[grammar])
+    out = decoder.generate(ids, max_new_tokens=4, eos_token_id=[], **ask)
+    assert out.sequences.shape == (1, 9)
+    out = decoder.generate(ids, max_new_tokens=9, eos_token_id=int(out.sequences[0, 8]), **ask)
+    assert out.sequences.shape[1] <= 9
 
 
 @pytest.mark.parametrize("beams", [1, 3])
