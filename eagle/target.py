@@ -255,8 +255,9 @@ class Target:
         if self.static is not None:
             with self.lock:
                 return self.static.new_cache(rows=rows, capacity=capacity)
-        capacity = -(-capacity // SLOTS) * SLOTS
-        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity, by_slot=self.engine == "compiled")
+        steady = self.engine == "compiled"
+        capacity = -(-capacity // SLOTS) * SLOTS if steady else capacity
+        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity, by_slot=steady)
 
     @torch.inference_mode()
     def prefill(

@@ -10,6 +10,7 @@ import torch
 from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig
 from eagle.decode import SpeculativeDecoder
+from eagle.drafters import published
 from eagle.dynamic_tree import DynamicTree
 from eagle.eagle3_head import Eagle3Head
 from eagle.errors import EagleError
@@ -262,7 +263,7 @@ def test_a_head_that_knows_the_target_is_believed(tmp_path: Path) -> None:
 def test_the_tree_is_as_deep_as_published_for_the_heads_version(target: Target, head: Eagle3Head) -> None:
     one = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
     for made, asked, depth in ((one, None, 6), (head, None, 8), (head, 3, 3)):
-        decoder = SpeculativeDecoder.from_pretrained(target, made, decode=DecodeConfig(depth=asked))
+        decoder = SpeculativeDecoder.from_pretrained(target, made, decode=published(DecodeConfig(depth=asked)))
         assert isinstance(decoder.drafter, HeadDrafter)
         assert isinstance(decoder.drafter.shape, DynamicTree)
         assert decoder.drafter.shape.depth == depth
@@ -271,13 +272,13 @@ def test_the_tree_is_as_deep_as_published_for_the_heads_version(target: Target, 
 def test_an_eagle1_head_asks_for_features_only(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     asked: list[Sequence[int]] = []
-    run_step = target.run_step
+    run_step = Target.run_step
 
     def spy(*args: Any, **kwargs: Any) -> Any:
-        asked.append(args[3])
+        asked.append(args[4])
         return run_step(*args, **kwargs)
 
-    monkeypatch.setattr(target, "run_step", spy)
+    monkeypatch.setattr(Target, "run_step", spy)
     one = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
     SpeculativeDecoder.from_pretrained(target, one).generate(prompt(), max_new_tokens=4)
     assert asked

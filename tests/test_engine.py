@@ -152,7 +152,7 @@ def test_a_shared_target_keeps_its_engine_unless_another_is_asked_for() -> None:
     target = Target(tiny_model())
     target.use_engine("compiled")
     head = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
-    decoder = SpeculativeDecoder.from_pretrained(target, head)
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=8))
     assert target.engine == "compiled"
     assert isinstance(decoder.drafter, HeadDrafter)
     assert isinstance(decoder.drafter.head.fc, PackedLinear), "the head runs on the target's engine"
