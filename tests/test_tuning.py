@@ -15,6 +15,7 @@ from eagle.drafters import published
 from eagle.errors import EagleError
 from eagle.heads import EagleHead, EagleHeadConfig
 from eagle.target import Target
+from eagle.timed_trees import NODES, best_tree
 from eagle.tuned_drafter import TunedDrafter
 from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, machine_name, read_tuned, write_tuned
 from tests.tiny import tiny_model
@@ -40,7 +41,7 @@ def folder(target: Target, tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
-def tuned(*choices: TunedChoice, engine: str = "eager", machine: str | None = None) -> TunedTrees:
+def tuned(*choices: TunedChoice, engine: str = "compiled", machine: str | None = None) -> TunedTrees:
     return TunedTrees(
         hardware=machine_name(torch.device("cpu")) if machine is None else machine,
         engine=engine,  # type: ignore[arg-type]
@@ -102,7 +103,8 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
         return stats.tree, stats.nodes / stats.verify_steps
 
     whole = "60 nodes, top-k 10, 6 levels"
-    assert source()[0] == f"published: {whole}"
+    timed = source()[0]
+    assert timed.startswith("timed: "), "a CPU where nothing was tuned takes what it timed"
     write_tuned(folder, tuned(choice(SMALL)))
     assert source() == ("tuned: 4 nodes, top-k 2, 2 levels", 4.0)
     assert source(budget=5) == ("given: 5 nodes, top-k 10, 6 levels", 5.0)
@@ -115,12 +117,14 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
     decoder = SpeculativeDecoder.from_pretrained(target, load_head(folder), decode=DecodeConfig())
     assert isinstance(decoder.drafter, TunedDrafter), "a loaded head knows where it was read"
     monkeypatch.setattr(tuning, "machine_name", lambda device: "another machine")
-    assert source()[0] == f"published: {whole}"
+    assert source()[0] == timed
 
 
 def test_what_was_tuned_for_another_engine_is_not_taken(folder: Path, target: Target) -> None:
-    write_tuned(folder, tuned(choice(SMALL), engine="compiled"))
-    assert not isinstance(SpeculativeDecoder.from_pretrained(target, folder).drafter, TunedDrafter)
+    write_tuned(folder, tuned(choice(SMALL), engine="eager"))
+    drafter = SpeculativeDecoder.from_pretrained(target, folder).drafter
+    assert isinstance(drafter, TunedDrafter)
+    assert drafter.tuned.source == "timed"
 
 
 @pytest.mark.parametrize("tree", [SMALL, WIDE, TreeSettings(drafter="static"), NONE], ids=str)
@@ -163,6 +167,16 @@ def test_one_decoder_changes_its_tree_with_the_batch_and_the_temperature(folder:
         )
         trees.append(out.stats[0].tree.removeprefix("tuned: "))
     assert trees == [str(WIDE), str(NONE), str(SMALL), str(WIDE)]
+
+
+def test_a_timed_tree_grows_while_nodes_cost_little_and_none_is_taken_where_drafting_costs_more() -> None:
+    free, dear = [1.0] * 7, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    assert best_tree(free, 0.0, batch=1).budget == NODES[-1]
+    assert best_tree(dear, 0.1, batch=1) == NONE
+    assert best_tree(free, 10.0, batch=1) == NONE
+    modest = best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=1)
+    assert 3 <= modest.budget <= 8
+    assert best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=4).budget < modest.budget
 
 
 def test_published_fills_in_what_is_left_open() -> None:
