@@ -101,10 +101,10 @@ class TargetCost:
         n = np.array([self.batch * nodes for nodes in self.points], dtype=float)
         return n, np.array([timing.median for timing in self.points.values()])
 
-    def cheapest_above(self, nodes: float) -> tuple[int, float] | None:
-        """Of the measured numbers of nodes above this one, the one with the least T; None beyond the last."""
+    def cheapest_above(self, nodes: float) -> dict[str, Any]:
+        """Of the measured numbers of nodes above this one, the one with the least T, as fields of a Cycle."""
         above = [(timing.median, n) for n, timing in self.points.items() if n > nodes]
-        return None if not above else min(above)[::-1]
+        return {} if not above else dict(zip(("more_nodes_ms", "more_nodes"), min(above)))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON: alpha_ms, ms_per_node, and per point nodes, n, ms, low, high, beta_ms."""

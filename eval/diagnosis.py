@@ -62,8 +62,10 @@ class Cycle:
     """T_target(B): the same forward with one node a row, as plain decoding's"""
     plain_host_ms: float
     """Of a step of plain decoding, everything but the forward"""
-    more_nodes: tuple[int, float] | None = None
-    """A larger number of nodes per row and its T_target, the cheapest that was measured: what this machine can do"""
+    more_nodes: int | None = None
+    """Of the larger numbers of nodes per row that were measured, the cheapest: what this machine can do"""
+    more_nodes_ms: float | None = None
+    """Its T_target"""
 
     @property
     def cycle_ms(self) -> float:
@@ -87,7 +89,7 @@ class Cycle:
     @property
     def uneven(self) -> bool:
         """Whether more nodes were verified in no more time: then the machine's limit is elsewhere."""
-        return self.more_nodes is not None and self.more_nodes[1] <= self.target_ms
+        return self.more_nodes_ms is not None and self.more_nodes_ms <= self.target_ms
 
     @property
     def recoverable(self) -> dict[Cause, float]:
@@ -185,10 +187,10 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None, drafter: str) -> tup
         f"{cycle.target_ms:.1f} ms, {ratio:.1f} times as long as one node a row ({cycle.one_ms:.1f} ms), for tau {cycle.tau:.2f}"
     )
     if cycle.uneven:
-        assert cycle.more_nodes is not None
-        more, ms = cycle.more_nodes
+        more = cycle.more_nodes
         return (
-            f"{figure}; {more} nodes take {ms:.1f} ms, so it is not the machine's limit but a product that is slow for so few",
+            f"{figure}; {more} nodes take {cycle.more_nodes_ms:.1f} ms, so it is not the machine's limit but a product that is "
+            "slow for so few",
             f"let the products be chosen by timing (decode.engine auto), or verify {more} nodes (decode.budget; eagle tune)",
         )
     if alone is not None and cycle.batch > 1 and alone.target_ms / alone.one_ms < ratio:

@@ -251,7 +251,7 @@ def _entry(
         host_ms=fit.host_ms,
         one_ms=cost.at(1),
         plain_host_ms=plain.host_ms + plain.draft_ms,
-        more_nodes=cost.cheapest_above(fit.nodes),
+        **cost.cheapest_above(fit.nodes),
     )
     predicted = cycle.speedup
     from_run = dataclasses.replace(cycle, target_ms=fit.target_ms, one_ms=plain.target_ms).speedup
@@ -358,7 +358,7 @@ def _curve(
             host_ms=rows * entry["host_ms"],
             one_ms=cost.at(1),
             plain_host_ms=rows * entry["plain_host_ms"],
-            more_nodes=cost.cheapest_above(entry["nodes"]),
+            **cost.cheapest_above(entry["nodes"]),
         )
         ratio = found.get(batch)
         cycles.append(cycle)

@@ -55,8 +55,8 @@ def test_the_single_change_that_recovers_most_is_named(cause: str, changes: dict
 def test_a_product_that_is_slow_for_few_rows_is_not_called_the_machines_limit() -> None:
     """Three nodes that take longer than four: seen where a library's product is made for one row or for many."""
     slow = dataclasses.replace(GOOD, nodes=3.0, target_ms=90.0, one_ms=58.0, tau=2.0, levels=2)
-    assert diagnose(dataclasses.replace(slow, more_nodes=(4, 95.0))).name == "compute saturated"
-    found = diagnose(dataclasses.replace(slow, more_nodes=(4, 74.0)))
+    assert diagnose(dataclasses.replace(slow, more_nodes=4, more_nodes_ms=95.0)).name == "compute saturated"
+    found = diagnose(dataclasses.replace(slow, more_nodes=4, more_nodes_ms=74.0))
     assert (found.cause, found.name) == ("compute", "verification too dear")
     assert "4 nodes take 74.0 ms" in found.figure
 

@@ -127,7 +127,7 @@ def test_tuning_measures_everything_and_the_command_writes_it_beside_the_head(
     assert body["by_budget"]
     assert body["calibration"]["nodes"]
     assert entry.measured["head_sha256"]
-    assert (entry.engine, entry.dtype) == ("eager", "float32")
+    assert (entry.engine, entry.dtype) == ("compiled", "float32")
 
 
 def test_the_fastest_candidate_is_kept_for_each_batch_and_temperature_and_decoding_takes_it(
