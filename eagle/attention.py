@@ -161,7 +161,8 @@ class TreeStep:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        count(op.NAME, "reference")
+        if not self.starts_empty:
+            count(op.NAME, "reference")
         if self.ancestors_BNW is None:
             return self._chunk_by_rows(query, key, value, scaling=scaling, window=window, softcap=softcap)
         bias = self.bias(window=window, groups=1, like=query)
