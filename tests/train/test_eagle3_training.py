@@ -76,7 +76,7 @@ def test_what_does_not_go_with_the_version_is_refused(recipe: Recipe) -> None:
 def test_two_documents_are_learnt_by_heart(recipe: Recipe) -> None:
     """They are also what it is validated on: its drafts are the target's choice there, over its own features too."""
     long = with_train(
-        recipe, epochs=150, lr=1e-2, noise=0.0, unroll_steps=3, log_every=50, eval_every=500, save_every=500
+        recipe, epochs=250, lr=1e-2, noise=0.0, unroll_steps=3, log_every=50, eval_every=500, save_every=500
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FeatureStore, "split", lambda store, name: [0, 1])
