@@ -19,7 +19,7 @@ from eagle.kernels.dispatch import chosen, count
 from eagle.kernels.placement import sent
 from eagle.kernels.tree_attention import op
 from eagle.kernels.tree_attention.reference import additive, masked_attention, own_bits, tree_mask
-from eagle.kernels.tree_attention.steady import SLOTS, edge, steady_attention
+from eagle.kernels.tree_attention.steady import SLOTS, steady_attention
 
 NAME = "eagle_tree"
 WINDOW_BLOCK = 512
@@ -51,7 +51,7 @@ class TreeStep:
         self.column_depths_BC = depths_BN if column_depths_BC is None else column_depths_BC
         self.slots = int(lengths_B.max()) + offset + depths_BN.shape[1] if slots is None else slots
         self.steady = False
-        self._edges_BN: list[list[int]] = []
+        self._positions_BN = depths_BN
         self.layers_served = 0
         self._biases: dict[tuple[int | None, int, torch.dtype, torch.device], torch.Tensor | None] = {}
         self._moved: dict[torch.device, dict[str, torch.Tensor]] = {}
@@ -60,9 +60,7 @@ class TreeStep:
     def be_steady(self) -> None:
         """A node's result will not depend on its neighbours (eagle/kernels/tree_attention/steady.py). For float32 on a CPU."""
         self.steady, self.slots = True, -(-self.slots // SLOTS) * SLOTS
-        self._edges_BN = [
-            [edge(position) for position in row] for row in self.positions_on(torch.device("cpu")).tolist()
-        ]
+        self._positions_BN = self.positions_on(torch.device("cpu"))
 
     @property
     def starts_empty(self) -> bool:
@@ -168,7 +166,7 @@ class TreeStep:
         bias = self.bias(window=window, groups=1, like=query)
         assert bias is not None
         return steady_attention(
-            query, key, value, bias_BNS=bias[:, 0], edges_BN=self._edges_BN, scaling=scaling, softcap=softcap
+            query, key, value, bias_BNS=bias[:, 0], positions_BN=self._positions_BN, scaling=scaling, softcap=softcap
         )
 
     def _chunk_by_rows(

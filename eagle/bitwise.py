@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from eagle.kernels.tree_attention.steady import BLOCK, DEEPEST
+from eagle.kernels.tree_attention.split_sum import BLOCK, DEEPEST
 from eagle.target import Target
 from eagle.tree import DraftTree
 

@@ -17,16 +17,13 @@ from eagle.kernels.placement import sent
 
 
 class _TreeLayer(CacheLayerMixin):
-    """One layer's buffers [B, k, capacity, d]; allocated at the first write, when heads, dtype and device are known.
-
-    by_slot: in memory a slot's heads lie together, [B, capacity, k, d].
-    """
+    """One layer's buffers [B, k, capacity, d]; allocated at the first write, when heads, dtype and device are known."""
 
     is_sliding = False
 
-    def __init__(self, rows: int, capacity: int, *, by_slot: bool = False):
+    def __init__(self, rows: int, capacity: int):
         super().__init__()
-        self.rows, self.capacity, self.by_slot = rows, capacity, by_slot
+        self.rows, self.capacity = rows, capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys, self.values = self._buffer(key_states), self._buffer(value_states)
@@ -35,8 +32,6 @@ class _TreeLayer(CacheLayerMixin):
     def _buffer(self, like_BkNd: torch.Tensor) -> torch.Tensor:
         """Zeros, not garbage: a masked slot's value is multiplied by 0, and 0 * NaN would be NaN."""
         _, heads, _, head_dim = like_BkNd.shape
-        if self.by_slot:
-            return like_BkNd.new_zeros(self.rows, self.capacity, heads, head_dim).transpose(1, 2)
         return like_BkNd.new_zeros(self.rows, heads, self.capacity, head_dim)
 
     def grow(self, capacity: int) -> None:
@@ -103,11 +98,11 @@ class TreeCache(Cache):
     """Keys and values of `rows` sequences for `layers` layers.
 
     lengths_B: int64 [B] on the CPU, the committed tokens of each row.
-    capacity: slots per row; `reserve` grows it by doubling. Nothing is reallocated otherwise. by_slot: see _TreeLayer.
+    capacity: slots per row; `reserve` grows it by doubling. Nothing is reallocated otherwise.
     """
 
-    def __init__(self, *, layers: int, rows: int, capacity: int, by_slot: bool = False):
-        super().__init__(layers=[_TreeLayer(rows, capacity, by_slot=by_slot) for _ in range(layers)])
+    def __init__(self, *, layers: int, rows: int, capacity: int):
+        super().__init__(layers=[_TreeLayer(rows, capacity) for _ in range(layers)])
         self.rows, self.capacity = rows, capacity
         self.lengths_B = torch.zeros(rows, dtype=torch.int64)
         self._place: Place | None = None

@@ -255,9 +255,9 @@ class Target:
         if self.static is not None:
             with self.lock:
                 return self.static.new_cache(rows=rows, capacity=capacity)
-        steady = self.engine == "compiled"
-        capacity = -(-capacity // SLOTS) * SLOTS if steady else capacity
-        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity, by_slot=steady)
+        if self.engine == "compiled":
+            capacity = -(-capacity // SLOTS) * SLOTS
+        return TreeCache(layers=self.num_layers, rows=rows, capacity=capacity)
 
     @torch.inference_mode()
     def prefill(
