@@ -78,7 +78,7 @@ def regenerate(recipe: Recipe) -> dict[str, Any]:
             f"{target.max_positions} positions; lower one of them"
         )
     opened = _opened(target.tokenizer)
-    _claim(output, recipe, target, opened=opened)
+    target = _claim(output, recipe, target, opened=opened)
     questions = list(_questions(recipe, target.tokenizer, vocab_size=target.vocab_size))
     with AnswerFile(output) as file:
         waiting = [question for question in questions if question.prompt.key not in file.done]
@@ -263,8 +263,9 @@ def _stem(source: str) -> str:
     return source
 
 
-def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> None:
-    """Writes OUTPUT.settings.json, or refuses an output that was begun with other settings."""
+def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> Target:
+    """Writes OUTPUT.settings.json, or refuses an output that was begun with other settings. -> the target on its engine: the
+    fastest, or the one that the output was begun with."""
     settings = recipe.data.regenerate
     assert target.tokenizer is not None
     identity = {
@@ -280,13 +281,17 @@ def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> None
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"
     if path.is_file():
-        require_same(read_json(path), identity, what=f"the answer file {output}", remedy=remedy)
-        return
+        begun = read_json(path)
+        require_same(begun, identity, what=f"the answer file {output}", remedy=remedy)
+        return target.as_before(begun.get("runs", {"engine": "eager"}))  # earlier versions knew no other there
     if output.exists() and output.stat().st_size > 0:
         raise EagleError(f"{output} exists without {path.name}, so its settings are unknown; {remedy}")
     packages = ("eagle-draft-toolkit", "torch", "transformers", "tokenizers")
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
-    write_json(path, {**identity, "prompts": list(settings.prompts), "versions": versions})
+    if target.device.type == "cpu":  # on GPUs a graph pays for a few rows, not for a batch that changes
+        target = target.on_engine("auto")
+    write_json(path, {**identity, "prompts": list(settings.prompts), "versions": versions, "runs": target.engine_facts})
+    return target
 
 
 def _counted(passed: Counter[str]) -> str:

@@ -8,14 +8,14 @@ auto: the fastest that can be had: cudagraph, compiled or eager.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 
 from eagle.errors import EagleError
-from eagle.products import JointLinear, JointPart, PackedLinear, choose
+from eagle.products import JointLinear, JointPart, PackedLinear, Product, choose
 
 Engine = Literal["eager", "compiled", "cudagraph"]
 """What runs."""
@@ -28,8 +28,10 @@ JOINT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 M = TypeVar("M", bound=nn.Module)
 
 
-def packed_copy(module: M) -> M:
+def packed_copy(module: M, given: Mapping[str, Product] | None = None) -> M:
     """A copy of `module` whose linear layers are packed; other parameters are shared and `module` is left as it is.
+
+    given: the products, where an earlier run chose them.
 
     Raises EagleError where packing does not exist (no oneDNN, not float32, not on a CPU).
     """
@@ -46,7 +48,7 @@ def packed_copy(module: M) -> M:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
-    choose(packed_layers(copied))
+    choose(packed_layers(copied), given)
     return copied
 
 

@@ -10,7 +10,7 @@ One product serves all numbers of rows, so that verifying a token among others g
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,6 @@ Product = Literal["packed", "torch"]
 LAYOUT_ROWS = 8
 """The number of rows that oneDNN chooses its blocked layout for: between the single token and the tree."""
 TIMED_ROWS = (1, 2, 4, 8, 16)
-PROBED_ROWS = (1, 2, 3, 8, 17)
 WORTH_A_SECOND = 0.9
 """A shape takes torch's product only where the sum of all is at most this share of what it was."""
 LEAST_SHARE = 0.01
@@ -112,14 +111,19 @@ class JointPart(nn.Module):
         return self.joint.part(self.index, inputs)
 
 
-def choose(layers: Iterable[PackedLinear]) -> None:
-    """Gives each layer its product, by what this machine's file says of its shape, and measures what it does not yet know."""
+def choose(layers: Iterable[PackedLinear], given: Mapping[str, Product] | None = None) -> None:
+    """Gives each layer its product, by what this machine's file says of its shape, and measures what it does not yet know.
+
+    given: `facts`' products of an earlier run that is to be gone on with; shapes that it does not name are decided anew.
+    """
     shapes: dict[tuple[int, int], list[PackedLinear]] = {}
     for layer in layers:
         shapes.setdefault(layer.shape, []).append(layer)
     by_key = {_key(shape): same for shape, same in shapes.items()}
     known = remembered("products", map(_key, shapes), lambda key: measure(by_key[key]))
-    for shape, product in decide({shape: (known[_key(shape)], len(same)) for shape, same in shapes.items()}).items():
+    decided = decide({shape: (known[_key(shape)], len(same)) for shape, same in shapes.items()})
+    for shape in shapes:
+        product = (given or {}).get(_key(shape), decided[shape])
         for layer in shapes[shape]:
             layer.product, layer.twin = product, bool(known[_key(shape)]["twin"])
             layer.row_share = share_of(known[_key(shape)][product])
@@ -163,15 +167,14 @@ def facts(layers: Iterable[PackedLinear]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def measure(layers: Sequence[PackedLinear]) -> dict[str, Any]:
-    """Milliseconds a layer by product for TIMED_ROWS; and of the packed one, whether a row alone has other bits (twin) and
-    whether any number of rows keeps a row's bits (steady). layers: of one shape; all of them, as far as time allows, for
+    """Milliseconds a layer by product for TIMED_ROWS; and of the packed one, whether a row alone has other bits than among
+    others (twin). layers: of one shape; all of them, as far as time allows, for
     weights that were just read would be in the cache."""
     inner = layers[0].in_features
     layers = layers[: max(1, TIMED_BYTES // layers[0].weight.nbytes)]
-    inputs = torch.randn(max(PROBED_ROWS) * 4, inner, generator=torch.Generator().manual_seed(0))
-    whole = layers[0].packed(inputs)
-    same = {rows: torch.equal(layers[0].packed(inputs[:rows]), whole[:rows]) for rows in PROBED_ROWS}
-    found: dict[str, Any] = {"twin": not same[1], "steady": all(same[rows] for rows in PROBED_ROWS[1:])}
+    inputs = torch.randn(4 * max(TIMED_ROWS), inner, generator=torch.Generator().manual_seed(0))
+    alone, among = layers[0].packed(inputs[:1]), layers[0].packed(inputs)[:1]
+    found: dict[str, Any] = {"twin": not torch.equal(alone, among)}
     ways: dict[str, Callable[[PackedLinear, torch.Tensor], torch.Tensor]] = {
         "packed": lambda layer, rows: layer.packed(rows),
         "torch": lambda layer, rows: functional.linear(rows, layer.weight, layer.bias),

@@ -114,6 +114,12 @@ class Target:
         say_where_answers_end(target.name, target.model, tokenizer)
         return target
 
+    def as_before(self, facts: Mapping[str, Any]) -> "Target":
+        """This target run as `engine_facts` of an earlier run say: what is gone on with stays one text."""
+        view = copy.copy(self)
+        view.use_engine(facts["engine"], products_given=facts.get("products"))
+        return view
+
     def on_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> "Target":
         """This target run by an engine, as for `use_engine`: itself, or another view of the same model. Who decodes with this
         one keeps its engine."""
@@ -126,11 +132,18 @@ class Target:
             self._views[engine] = self._views[view.engine] = view
         return view
 
-    def use_engine(self, engine: EngineChoice, *, capture: Capture = "cuda") -> None:
+    def use_engine(
+        self,
+        engine: EngineChoice,
+        *,
+        capture: Capture = "cuda",
+        products_given: Mapping[str, products.Product] | None = None,
+    ) -> None:
         """Runs tree forwards and prefills with this engine (eagle/engine.py). `features` keeps to the model itself.
 
         "auto": what it has, if that is not eager; else cudagraph on a CUDA device where it can be captured, compiled on a CPU
         where it can be packed. capture: "none" (tests) runs the fixed shapes of "cudagraph" without a graph, on any device.
+        products_given: of "compiled", those that an earlier run chose.
         Raises EagleError, with the reason, where the engine cannot be had.
         """
         if engine == self.engine:
@@ -153,8 +166,8 @@ class Target:
                     layers=self.num_layers,
                     device=self.device,
                 )
-            self._engine = packed_copy(self.decoder) if packed else self.decoder
-        self.tokens = self._plain_tokens.packed() if packed else self._plain_tokens
+            self._engine = packed_copy(self.decoder, products_given) if packed else self.decoder
+        self.tokens = self._plain_tokens.packed(products_given) if packed else self._plain_tokens
         self._engine_layers = decoder_layers(self._engine, self.num_layers)
         self.engine, self.static, self.capture = engine, static, capture
 

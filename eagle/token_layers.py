@@ -5,6 +5,7 @@ H hidden, V vocabulary.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from eagle.engine import require_packable
 from eagle.errors import EagleError
 from eagle.files import atomic_path, write_json
-from eagle.products import PackedLinear, choose
+from eagle.products import PackedLinear, Product, choose
 
 
 class TokenLayers(nn.Module):
@@ -50,15 +51,17 @@ class TokenLayers(nn.Module):
             return self._packed.row_share
         return 0.5 if self.lm_head_VH.device.type == "cpu" else 0.05
 
-    def packed(self) -> "TokenLayers":
+    def packed(self, given: Mapping[str, Product] | None = None) -> "TokenLayers":
         """The same layers, sharing the weights, with an LM head that is fast for several rows (engine "compiled").
+
+        given: the products, where an earlier run chose them.
 
         Raises EagleError where packing does not exist (see eagle/engine.py).
         """
         require_packable(self)
         layers = self._with_head(self.lm_head_VH, self.lm_head_bias_V)
         layers._packed = PackedLinear(layers.lm_head_VH, layers.lm_head_bias_V)
-        choose([layers._packed])
+        choose([layers._packed], given)
         return layers
 
     def _with_head(self, lm_head_VH: torch.Tensor, bias_V: torch.Tensor | None) -> "TokenLayers":

@@ -44,8 +44,9 @@ class TrainConfig:
     """Gradient clipping, by value (the reference) or by global norm."""
     clip_threshold: float = 0.5
     """The value or norm to clip at."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """bf16: autocast with fp32 master weights."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: autocast with fp32 master weights. auto: bf16 on GPUs that compute in it, else fp32; what was taken stands in the
+    run's record."""
     kernels: Literal["auto", "reference", "triton"] = "auto"
     """What computes the soft cross-entropy and its gradient (eagle/kernels/draft_loss). auto: Triton on CUDA devices, else plain
     PyTorch; reference: plain PyTorch; triton: Triton, or an error where it cannot run. metrics.jsonl says what ran."""

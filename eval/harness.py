@@ -89,8 +89,9 @@ def _measure(
     loading = peak_memory()
     head, prompts = load_head(head_path), prompts_in(sets)
     target = Target.from_config(processes.on_own_device(recipe.target), recipe.data.chat_template)
-    answers = answers_identity(identity, text_identity(target))
+    text = text_identity(target)
     target.use_engine(recipe.decode.engine)
+    answers = answers_identity(identity, {**text, "runs": target.engine_facts})
     methods = make_methods(recipe.eval.methods, target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
     settings = parse_settings(recipe.eval.sampling)
     curves = Curves(recipe, target, head_path, prompts)
@@ -124,6 +125,7 @@ def _measure(
         "identity": dict(identity),
         "target": target.identity(),
         "target_dtype": str(target.dtype).removeprefix("torch."),
+        "runs": target.engine_facts,
         "head": {
             "path": str(head_path),
             "sha256": identity["head_sha256"],

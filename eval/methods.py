@@ -1,8 +1,9 @@
 """The methods an evaluation compares, behind one call: prompt ids in, an `Answer` out, timed the same way.
 
 Names: `hf` (Hugging Face generate), `hf-lookup` (its prompt lookup), `hf-assisted` (its assisted decoding, with
-decode.draft_model), `plain` (our loop without drafting), and our drafters - eagle2, static, chain, ngram, model - each also
-as DRAFTER@RULE, such as `eagle2@rejection`, under another verification rule than the recipe's.
+decode.draft_model), `plain` (our loop without drafting), and our drafters - eagle2, static, chain, ngram, model; tuned: with
+the trees that eagle tune found; default: with nothing said of the tree - each also as DRAFTER@RULE, such as
+`eagle2@rejection`, under another verification rule than the recipe's.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from eagle.target import Target
 from eagle.tuned_drafter import TunedDrafter
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
-TUNED, NGRAM = "tuned", "ngram"
+TUNED, DEFAULT, NGRAM = "tuned", "default", "ngram"
 HF_LOOKUP_TOKENS = 10
 """Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
 
@@ -134,7 +135,7 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
         decoder = SpeculativeDecoder(target, kernels=decode.kernels)
         return Method(name=name, run=_ours(decoder), greedy_check="hf", sampled_check="none", decoder=decoder)
     drafter, _, rule_name = name.partition("@")
-    known = [TUNED, *(each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none")]
+    known = [TUNED, DEFAULT, *(each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none")]
     if drafter not in known:
         raise EagleError(
             f'eval.methods holds "{name}"; known are {HF}, {HF_LOOKUP}, {HF_ASSISTED}, {PLAIN}, {", ".join(known)}, and the '
@@ -143,8 +144,9 @@ def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeCo
     if rule_name:
         changes: dict[str, Any] = {"rule": rule_of(decode, rule_name).name, "children": "auto"}
         decode = dataclasses.replace(decode, **changes)
-    # eagle2 and model take the recipe's tree or the published one; tuned takes what eagle tune left beside the head.
-    if drafter == TUNED:
+    # eagle2 and model take the recipe's tree or the published one; tuned takes what eagle tune left beside the head,
+    # default what a decoder takes that was told nothing.
+    if drafter in (TUNED, DEFAULT):
         decode = left_open(decode)
     elif drafter == NGRAM != decode.drafter:  # the recipe's sizes are those of a head's tree
         decode = published(dataclasses.replace(with_drafter(decode, drafter), budget=None, depth=None))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle.eval.report_parts import number
-from eagle.eval.results import LABELS, exact_text, label_of, main_method
+from eagle.eval.results import LABELS, exact_text, label_of, main_method, runs_on
 from eagle.eval.statistics import FEWEST
 
 Result = Mapping[str, Any]
@@ -54,7 +54,7 @@ def facts(result: Result) -> list[tuple[str, str]]:
             ", ".join(f"{key} {decode[key]}" for key in ("budget", "top_k", "depth") if decode.get(key) is not None)
             or "as published (the method tuned: as eagle tune found them)",
         ),
-        ("engine, kernels", ", ".join(str(decode[key]) for key in ("engine", "kernels") if key in decode)),
+        ("engine, kernels", ", ".join(filter(None, (runs_on(result).removeprefix("engine "), decode.get("kernels"))))),
         (
             "CPU",
             f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['torch_threads']} threads, {hardware['system']}",

@@ -1,6 +1,7 @@
 """Reading results.json; summary.md and the tables on the terminal from it. The page is made in report.py."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ LABELS = {
     "plain": "plain loop",
     "eagle2": "EAGLE-2 tree",
     "tuned": "tuned tree",
+    "default": "default tree",
     "static": "EAGLE-1 tree",
     "chain": "chain",
     "model": "draft model",
@@ -124,6 +126,7 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
         f"- head: {head['path']}, {head['sha256']}",
         f"- {hardware['cpu']}, {hardware['cores']} cores, {hardware['torch_threads']} threads, {hardware['system']}",
         f"- GPU: {gpus}",
+        f"- {runs_on(result)}",
         "- " + ", ".join(f"{name} {version}" for name, version in result["versions"].items()),
         f"- commit {result['commit'] or '(installed package)'}, {result['created']}",
         f"- peak resident memory {result['peak_memory']['rss_bytes'] / 2**20:,.0f} MiB",
@@ -134,6 +137,14 @@ def summary_markdown(result: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def runs_on(result: Mapping[str, Any]) -> str:
+    """The engine and what multiplies by the weights, in words."""
+    runs = result.get("runs", {})
+    products = Counter(runs.get("products", {}).values())
+    counted = ", ".join(f"{count} shapes of weights {name}" for name, count in sorted(products.items()))
+    return f"engine {runs.get('engine', 'not recorded')}" + (f" ({counted})" if counted else "")
 
 
 def trees_of(method: Mapping[str, Any]) -> str:

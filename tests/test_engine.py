@@ -158,3 +158,12 @@ def test_a_shared_target_keeps_its_engine_unless_another_is_asked_for() -> None:
     assert isinstance(decoder.drafter.head.fc, PackedLinear), "the head runs on the target's engine"
     other = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="eager"))
     assert (other.target.engine, target.engine) == ("eager", "compiled")
+
+
+def test_what_is_gone_on_with_keeps_its_engine_and_products() -> None:
+    target = Target(tiny_model())
+    facts = target.on_engine("compiled").engine_facts
+    chosen = dict.fromkeys(facts["products"], "torch")
+    again = target.as_before({"engine": "compiled", "products": chosen})
+    assert again.engine_facts == {"engine": "compiled", "products": chosen, "packed_bytes": 0}
+    assert target.as_before({"engine": "eager"}).engine_facts == {"engine": "eager"}

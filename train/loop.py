@@ -56,6 +56,7 @@ def train(recipe: Recipe, accelerator: Accelerator | None = None) -> Path:
 
 def _train(recipe: Recipe, accelerator: Accelerator) -> Path:
     disable_progress_bar()  # transformers' own, at every save_pretrained
+    recipe = run.with_precision(recipe, accelerator)
     run.check_settings(recipe.train, accelerator)
     selection.check_settings(recipe)
     run.check_strategy(recipe, accelerator)

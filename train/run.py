@@ -1,5 +1,6 @@
 """What a training run starts from: checked settings, the store, the head with its initial weights, and its identity."""
 
+import dataclasses
 import json
 import math
 import platform
@@ -107,6 +108,15 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
         log_with=list(recipe.train.trackers) or None,
         project_config=ProjectConfiguration(project_dir=str(recipe.train_dir), logging_dir=str(recipe.train_dir)),
     )
+
+
+def with_precision(recipe: Recipe, accelerator: Accelerator) -> Recipe:
+    """The recipe with train.precision decided: "auto" becomes what the device at hand is fast in."""
+    if recipe.train.precision != "auto":
+        return recipe
+    device = accelerator.device
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision="bf16" if fast else "fp32"))
 
 
 def autocast(config: TrainConfig, accelerator: Accelerator) -> torch.autocast:

@@ -41,7 +41,10 @@ def scores(query_ZNgd: torch.Tensor, key_ZSd: torch.Tensor) -> torch.Tensor:
     return torch.stack([_product(query_Ngd, key_Sd.contiguous()) for query_Ngd, key_Sd in zip(query_ZNgd, key_ZSd)])
 
 
-def _product(left: torch.Tensor, right_YX: torch.Tensor) -> torch.Tensor:
-    """[..., X] x [Y, X] -> [..., Y]. right: whole, or the transpose of a whole one: for others oneDNN has no fast kernel."""
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left.contiguous(), right_YX, None, "none", [], "")
-    return out
+def _product(left_NgX: torch.Tensor, right_YX: torch.Tensor) -> torch.Tensor:
+    """[N, g, X] x [Y, X] -> [N, g, Y]. right: whole, or the transpose of a whole one: for others oneDNN has no fast kernel.
+    A row alone goes as two: alone it would be summed in another order."""
+    lone = left_NgX.shape[:2] == (1, 1)
+    rows = left_NgX.expand(2, -1, -1) if lone else left_NgX
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), right_YX, None, "none", [], "")
+    return out[:1] if lone else out

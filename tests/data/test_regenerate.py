@@ -240,6 +240,7 @@ def test_the_settings_are_recorded_and_others_refused(recipe: Recipe, tmp_path: 
     regenerate(changed(recipe, limit=4))
     recorded = json.loads((Path(recipe.output_dir) / "regenerated.jsonl.settings.json").read_text())
     assert recorded["target"] == Target.from_config(recipe.target).identity()
+    assert recorded["runs"]["engine"] == "compiled", "the fastest that can be had"
     assert recorded["temperatures"] == [0.0, 0.7]
     with pytest.raises(EagleError, match="seed is 0, expected 1; name another"):
         regenerate(changed(recipe, seed=1))

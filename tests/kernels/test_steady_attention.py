@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from eagle.kernels.tree_attention.reference import additive, masked_attention
 from eagle.kernels.tree_attention import steady
+from eagle.kernels.tree_attention.reference import additive, masked_attention
 from eagle.kernels.tree_attention.split_sum import edges_of
 from eagle.kernels.tree_attention.steady import steady_attention
 

@@ -127,6 +127,13 @@ def test_bf16_trains_float32_weights_close_to_fp32(directory: Path, tmp_path: Pa
     assert last[0] == pytest.approx(last[1], rel=1e-2)
 
 
+def test_the_precision_left_open_is_what_the_device_is_fast_in(directory: Path, tmp_path: Path) -> None:
+    recipe = _elsewhere(directory, tmp_path, epochs=1, precision="auto")
+    train(recipe)
+    record = json.loads((recipe.head_dir / "training.json").read_text())
+    assert record["identity"]["train.precision"] == "fp32", "no GPU here"
+
+
 def test_a_hass_recipe_trains_with_the_top_k_term_and_remembers_what_it_could_draft(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
