@@ -24,7 +24,7 @@ from eagle.data.layers import layers_to_store
 from eagle.data.prepare import load_prepared
 from eagle.data.shards import plan_batches, plan_shards
 from eagle.quiet import quieten
-from eagle.target import Target
+from eagle.target.target import Target
 
 TOKENS, ROUNDS = 4096, 5
 

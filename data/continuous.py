@@ -16,8 +16,8 @@ import torch
 from eagle.data.own_settings import row_sampler
 from eagle.data.shards import plan_batches
 from eagle.errors import EagleError
-from eagle.sampling import RowSampler, keep
-from eagle.target import Target
+from eagle.sample.sampling import RowSampler, keep
+from eagle.target.target import Target
 
 WINDOW = 8
 """Prompts are sorted by length within windows of WINDOW * batch_size, so that rows decoded together have similar length

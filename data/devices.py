@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
-from eagle.loading import resolve_device
+from eagle.target.loading import resolve_device
 
 
 def choose_gpu(config: TargetConfig) -> None:

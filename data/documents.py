@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from eagle.errors import EagleError
-from eagle.token_layers import TokenLayers
+from eagle.target.token_layers import TokenLayers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,11 +42,11 @@ from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from eagle.exits import exit_code
 from eagle.files import atomic_path, write_json
-from eagle.heads import EagleHeadConfig
+from eagle.heads.eagle1 import EagleHeadConfig
 from eagle.launch import check_world, whole_models
 from eagle.progress import ProgressBar, console
 from eagle.quiet import quieten
-from eagle.target import Target, load_tokenizer, tokenizer_identity
+from eagle.target.target import Target, load_tokenizer, tokenizer_identity
 
 
 def extract(recipe: Recipe, accelerator: Accelerator | None = None) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from eagle.data.layers import layers_to_store, readable_size, token_bytes
 from eagle.data.online import TargetDocuments
 from eagle.data.prepare import load_prepared
 from eagle.errors import EagleError
-from eagle.loading import load_config, load_tokenizer, tokenizer_identity
-from eagle.target import Target
+from eagle.target.loading import load_config, load_tokenizer, tokenizer_identity
+from eagle.target.target import Target
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 SUPERVISED, CONTEXT = "black on green", "dim"

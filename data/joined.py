@@ -18,7 +18,7 @@ from eagle.data.identity import without_name
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.files import sha256_text
-from eagle.token_layers import TokenLayers
+from eagle.target.token_layers import TokenLayers
 
 
 class JoinedStores:

@@ -2,7 +2,7 @@
 
 from eagle.config import Recipe
 from eagle.data.store import DTYPES
-from eagle.eagle3_head import aux_layers_of
+from eagle.heads.eagle3 import aux_layers_of
 
 
 def layers_to_store(recipe: Recipe, num_layers: int) -> tuple[int, ...]:

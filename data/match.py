@@ -14,9 +14,9 @@ from eagle.data.store import STAMP, FeatureStore, read_json, require_same
 from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from eagle.files import write_json
-from eagle.loading import load_architecture, load_config, load_model, load_tokenizer, tokenizer_identity
 from eagle.progress import console
-from eagle.target import weights_hash
+from eagle.target.loading import load_architecture, load_config, load_model, load_tokenizer, tokenizer_identity
+from eagle.target.target import weights_hash
 
 AGAIN = (
     "set it back, or run `eagle data prepare RECIPE` and `eagle features RECIPE` (another output_dir keeps this store)"

@@ -27,8 +27,8 @@ from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.launch import whole_models
 from eagle.progress import console
-from eagle.target import Target
-from eagle.token_layers import TokenLayers
+from eagle.target.target import Target
+from eagle.target.token_layers import TokenLayers
 
 
 def open_documents(recipe: Recipe, accelerator: Accelerator) -> Documents:

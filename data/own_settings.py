@@ -1,6 +1,6 @@
 """What the target's own generation config does to its answers: regeneration follows it, as a server would.
 
-Processors and filters are those that `generate` honours (eagle/processors.py, eagle/sampling.py); whatever else a config asks
+Processors and filters are those that `generate` honours (eagle/sample/processors.py, eagle/sample/sampling.py); whatever else a config asks
 for is refused by name. Temperature and length are the recipe's.
 """
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from eagle.arguments import refuse_unsupported
+from eagle.decode.arguments import refuse_unsupported
 from eagle.errors import EagleError
-from eagle.processors import build_processors
-from eagle.sampling import RowSampler, Sampling
-from eagle.target import Target
+from eagle.sample.processors import build_processors
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
 
 _PROCESSORS = (
     *(

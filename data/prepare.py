@@ -23,8 +23,8 @@ from eagle.data.sources import Rejected, Source, count_rows, read_rows, resolve,
 from eagle.data.tally import Tally
 from eagle.errors import EagleError
 from eagle.files import atomic_dir, clear_leftovers, sha256_text, write_json
-from eagle.loading import load_config, load_tokenizer, tokenizer_identity
 from eagle.progress import ProgressBar, console
+from eagle.target.loading import load_config, load_tokenizer, tokenizer_identity
 
 FORMAT = 1
 RULES = 2

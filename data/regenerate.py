@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from eagle.chat import prompt_ids
 from eagle.config import Recipe
 from eagle.data.chat_template import RenderError, frame_of
 from eagle.data.continuous import ContinuousDecoder, Prompt, Row
@@ -32,9 +31,10 @@ from eagle.data.sources import SUFFIXES, Rejected
 from eagle.data.store import read_json, require_same
 from eagle.errors import EagleError
 from eagle.files import write_json
-from eagle.loading import tokenizer_identity
 from eagle.progress import ProgressBar, console
-from eagle.target import Target
+from eagle.target.loading import tokenizer_identity
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 
 WRITE_EVERY = 16
 """Answers per write and fsync: what a kill can lose, besides the answers under way."""

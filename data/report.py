@@ -29,9 +29,9 @@ from eagle.data.prepare import load_prepared
 from eagle.data.store import FeatureStore
 from eagle.files import write_json
 from eagle.launch import whole_models
-from eagle.loading import load_tokenizer
 from eagle.progress import ProgressBar, console
-from eagle.target import Target
+from eagle.target.loading import load_tokenizer
+from eagle.target.target import Target
 
 _BATCH = 1000
 

@@ -18,7 +18,7 @@ from eagle.data.layers import layers_to_store
 from eagle.data.prepare import load_prepared
 from eagle.data.store import DTYPES, write_shard
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.target.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from eagle.data.documents import only_layers
 from eagle.data.identity import without_name
 from eagle.errors import EagleError
 from eagle.files import atomic_path, sha256_file, sha256_text, write_json
-from eagle.token_layers import TokenLayers
+from eagle.target.token_layers import TokenLayers
 
 FORMAT = 1
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": float8.DTYPE}

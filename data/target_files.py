@@ -10,8 +10,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from eagle.config import TargetConfig
-from eagle.loading import local_path
 from eagle.reading import shard_names
+from eagle.target.loading import local_path
 
 _INDEX = ".index.json"
 _NAMES = ("model.safetensors", f"model.safetensors{_INDEX}", "pytorch_model.bin", f"pytorch_model.bin{_INDEX}")

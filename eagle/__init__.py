@@ -4,7 +4,11 @@ from importlib import import_module
 from typing import Any
 
 __all__ = ["DecodeConfig", "SpeculativeDecoder", "Target"]
-_PLACES = {"DecodeConfig": "eagle.config", "SpeculativeDecoder": "eagle.decode", "Target": "eagle.target"}
+_PLACES = {
+    "DecodeConfig": "eagle.config",
+    "SpeculativeDecoder": "eagle.decode.decoder",
+    "Target": "eagle.target.target",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from transformers import GenerationConfig
 
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.eval.settings import Setting
-from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.sample.stats import DecodeStats
+from eagle.target.target import Target
 
 
 @contextmanager

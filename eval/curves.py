@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle.chat import prompt_ids
 from eagle.config import Recipe
-from eagle.drafters import NEEDS_HEAD
+from eagle.decode.make import NEEDS_HEAD
 from eagle.errors import EagleError
-from eagle.eval.check import checked_decoder
-from eagle.eval.prompt_set import Prompt, spread
+from eagle.eval.checks.check import checked_decoder
 from eagle.eval.runner import first_turn, fits
 from eagle.eval.settings import Setting
+from eagle.eval.suites.prompt_set import Prompt, spread
 from eagle.eval.throughput import curve, measure
 from eagle.files import sha256_text, write_json
-from eagle.target import Target
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 
 FEWEST_PROMPTS = 16
 """At least so many prompts are answered at every batch size, where there are as many."""

@@ -18,33 +18,33 @@ from typing import Any
 import torch
 import yaml
 
-from eagle.checkpoint import load_head
 from eagle.config import Recipe, as_dict
+from eagle.draft.tuning import tuned_for
 from eagle.environment import git_commit, hardware, peak_memory, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import AnswerLog, Request
 from eagle.eval.curves import Curves
 from eagle.eval.figures import peaks
 from eagle.eval.identity import answers_identity, evaluation_identity, text_identity
-from eagle.eval.ledger import ledger_of
+from eagle.eval.ledger.ledger import ledger_of
 from eagle.eval.methods import make_methods
 from eagle.eval.processes import Processes, join_processes, share
-from eagle.eval.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
 from eagle.eval.record_steps import record_trees
-from eagle.eval.report import REPORT, write_report, write_results
+from eagle.eval.report.page import REPORT, write_report, write_results
 from eagle.eval.results import print_results, read_results
 from eagle.eval.runner import Runner, every_request, known
 from eagle.eval.schema import FORMAT
 from eagle.eval.settings import Setting, parse_settings
-from eagle.eval.spec_bench import write_answer_files
+from eagle.eval.suites.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
+from eagle.eval.suites.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
 from eagle.eval.which_head import own_or_given
-from eagle.heads import DraftHead
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle1 import DraftHead
+from eagle.plots.tau import read_taus
 from eagle.progress import ProgressBar, console
 from eagle.reading import read_object
-from eagle.target import Target
-from eagle.train.tau_plot import read_taus
-from eagle.tuning import tuned_for
+from eagle.target.target import Target
 
 
 def evaluate(recipe: Recipe, head: str | Path | None = None) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle.checkpoint import head_hash
 from eagle.config import Recipe, as_dict
+from eagle.draft.tuning import FILE
 from eagle.environment import hardware, package_version, versions
-from eagle.eval.prompt import Prompt
-from eagle.eval.prompt_set import prompts_sha256
+from eagle.eval.suites.prompt import Prompt
+from eagle.eval.suites.prompt_set import prompts_sha256
 from eagle.files import sha256_file, stamp
+from eagle.formats.checkpoint import head_hash
 from eagle.formats.files import head_folder
-from eagle.loading import tokenizer_identity
-from eagle.target import Target
-from eagle.tuning import FILE
+from eagle.target.loading import tokenizer_identity
+from eagle.target.target import Target
 
 ONLY_OF_RESULTS = ("batches", "check_rows", "ledger")
 """Keys of eval that no answer depends on."""

@@ -16,18 +16,18 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import left_open, published, with_drafter
-from eagle.drafting import Drafter
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import left_open, published, with_drafter
+from eagle.draft.drafter import Drafter
+from eagle.draft.tuned import TunedDrafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.meter import Meter
 from eagle.eval.settings import Setting
-from eagle.heads import DraftHead
-from eagle.rules import rule_of
-from eagle.target import Target
-from eagle.tuned_drafter import TunedDrafter
+from eagle.heads.eagle1 import DraftHead
+from eagle.target.target import Target
+from eagle.verify.rules import rule_of
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
 TUNED, DEFAULT, NGRAM = "tuned", "default", "ngram"
@@ -36,7 +36,7 @@ HF_LOOKUP_TOKENS = 10
 
 Check = Literal["hf", "plain", "distribution", "lossy", "none"]
 """What a method's tokens are held against. hf, plain: those of that method must be equal; distribution: another draw of the
-same distribution, of which tokens say nothing (`eagle.eval.chi_square` tests it); lossy: another distribution; none."""
+same distribution, of which tokens say nothing (`eagle.eval.checks.chi_square` tests it); lossy: another distribution; none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

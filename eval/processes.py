@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from eagle.config import TargetConfig
-from eagle.eval.prompt import Prompt
+from eagle.eval.suites.prompt import Prompt
 
 PATIENCE = timedelta(days=7)
 """How long a process that has answered its share waits for the others."""

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from eagle.chat import prompt_ids
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.methods import Method
-from eagle.eval.prompt_set import Prompt
 from eagle.eval.results import main_method
 from eagle.eval.runner import first_turn, fits, request_seed
 from eagle.eval.settings import Setting
-from eagle.tree import DraftTree
-from eagle.verify import NodeView, Rule, Walk
+from eagle.eval.suites.prompt_set import Prompt
+from eagle.target.prompt import prompt_ids
+from eagle.verify.coupled import NodeView, Rule, Walk
 
 MOST_TOKENS = 96
 """Of a recorded answer."""

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle.errors import EagleError
-from eagle.eval.exactness import kind_of, margins_of
-from eagle.eval.ledger_lines import ledger_lines
-from eagle.eval.report_parts import number
+from eagle.eval.checks.exactness import kind_of, margins_of
+from eagle.eval.ledger.lines import ledger_lines
+from eagle.eval.report.parts import number
 from eagle.eval.schema import FORMAT, NOT_DESCRIBED, problems, results_schema
 from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from eagle.chat import prompt_ids
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
-from eagle.eval.exactness import divergence
+from eagle.eval.checks.exactness import divergence
 from eagle.eval.methods import PLAIN, Method, rotated
-from eagle.eval.prompt_set import Prompt
 from eagle.eval.settings import Setting
+from eagle.eval.suites.prompt_set import Prompt
 from eagle.eval.warm_up import capacities, captures, lengthened
 from eagle.files import sha256_text
 from eagle.progress import ProgressBar
-from eagle.target import Target
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 
 WARM_UP_TOKENS = 16
 SHORT_REPLY = "-"

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from eagle.errors import EagleError
-from eagle.sampling import Sampling
+from eagle.sample.sampling import Sampling
 
 _NAMES = {"T": float, "top_k": int, "top_p": float, "min_p": float}
 

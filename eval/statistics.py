@@ -128,7 +128,7 @@ def falls_through_one(points: Sequence[tuple[float, float | None]]) -> float | N
     """Where a curve of speed-ups falls through 1 for good, linear between the points around it.
 
     points: (x, y) by ascending x, y None where it is not known. None: it does not fall, or a point needed is not known
-    (eagle/eval/crossing.py says which).
+    (eagle/eval/ledger/crossing.py says which).
     """
     for (low, above), (high, below) in reversed(list(itertools.pairwise(points))):
         if above is None or below is None or below >= 1:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle.eval.answers import Request
-from eagle.eval.exactness import Exactness, exactness
+from eagle.eval.checks.exactness import Exactness, exactness
 from eagle.eval.figures import DEFINITIONS, figures, record, request_taus
 from eagle.eval.methods import CHAIN, HF, PLAIN, Check
 

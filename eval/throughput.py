@@ -16,23 +16,23 @@ from typing import Any
 
 from rich.table import Table
 
-from eagle.chat import prompt_ids
 from eagle.config import read_recipe
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.environment import git_commit, hardware
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import BatchAnswer, answer_batch
-from eagle.eval.check import checked_decoder
-from eagle.eval.exactness import divergence
-from eagle.eval.prompt_set import recipe_prompts, spread
-from eagle.eval.report_parts import number
+from eagle.eval.checks.check import checked_decoder
+from eagle.eval.checks.exactness import divergence
+from eagle.eval.report.parts import number
 from eagle.eval.runner import first_turn
 from eagle.eval.settings import Setting, parse_setting
 from eagle.eval.statistics import FEWEST, Estimate, falls_through_one, paired_ratio
+from eagle.eval.suites.prompt_set import recipe_prompts, spread
 from eagle.eval.warm_up import warm_ups
 from eagle.progress import ProgressBar, console
-from eagle.stats import AcceptanceLength
-from eagle.target import Target
+from eagle.sample.stats import AcceptanceLength
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

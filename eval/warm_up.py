@@ -1,15 +1,15 @@
 """What is answered before anything is timed.
 
 A few tokens are enough for allocations, caches and compilation. Not for the graphs of the engine "cudagraph": they belong to
-buffers of one capacity each (eagle/static_cache.py), which follows from the prompt's length and the longest answer's, and a graph
+buffers of one capacity each (eagle/target/fixed_cache.py), which follows from the prompt's length and the longest answer's, and a graph
 that is captured within a request is timed with it. There every capacity that will be met is met before, by a whole answer.
 """
 
 from collections.abc import Sequence
 
-from eagle.decode import TREE_ROOM
-from eagle.static_cache import STRIDE, bucket
-from eagle.target import Target
+from eagle.decode.decoder import TREE_ROOM
+from eagle.target.fixed_cache import STRIDE, bucket
+from eagle.target.target import Target
 
 
 def captures(target: Target) -> bool:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eagle.config import Recipe
-from eagle.drafters import NEEDS_HEAD
+from eagle.decode.make import NEEDS_HEAD
 from eagle.errors import EagleError
 
 

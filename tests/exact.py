@@ -1,7 +1,7 @@
 """How far two right ways of computing one thing may lie apart in a test, and float64 copies for what a choice hangs on.
 
 A processor's kernels, other shapes of a product and other threads round otherwise, and what rounding becomes on its way
-through a model follows from the weights (eagle/eval/rounding.py). Where the outcome is a choice (which tokens a tree holds) or
+through a model follows from the weights (eagle/eval/checks/rounding.py). Where the outcome is a choice (which tokens a tree holds) or
 is made of many steps (the depths of a draft), both ways are computed in float64.
 """
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from eagle.heads import DraftHead
-from eagle.target import Target
+from eagle.heads.eagle1 import DraftHead
+from eagle.target.target import Target
 
 Head = TypeVar("Head", bound=DraftHead)
 
@@ -42,7 +42,7 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def in_float64(target: Target) -> Target:
-    """Its features, logits and forwards are float64; what draws from logits goes on in float32 (eagle/sampling.py)."""
+    """Its features, logits and forwards are float64; what draws from logits goes on in float32 (eagle/sample/sampling.py)."""
     return Target(copy.deepcopy(target.model).double(), target.tokenizer)
 
 

@@ -1,16 +1,16 @@
-"""Drafters of a head, as eagle/drafters.py makes them, without a target's checks."""
+"""Drafters of a head, as eagle/decode/make.py makes them, without a target's checks."""
 
 from collections.abc import Sequence
 from typing import Literal
 
-from eagle.dynamic_tree import DynamicTree
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import DraftHead
-from eagle.level_drafter import TreeShape
-from eagle.sampled_tree import SampledTree
-from eagle.static_tree import PUBLISHED, RankPath, StaticTree
-from eagle.token_layers import TokenLayers
-from eagle.tree import Children
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.by_level import TreeShape
+from eagle.draft.dynamic_tree import DynamicTree
+from eagle.draft.published_tree import PUBLISHED, RankPath, StaticTree
+from eagle.draft.sampled_tree import SampledTree
+from eagle.draft.tree import Children
+from eagle.heads.eagle1 import DraftHead
+from eagle.target.token_layers import TokenLayers
 
 
 def eagle2_drafter(

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from eagle.decode import SpeculativeDecoder, SpeculativeOutput
-from eagle.rows import Row
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
+from eagle.draft.tree import DraftTree
+from eagle.sample.row import Row
+from eagle.target.target import Target
 from tests.kernels.test_tree_attention import random_parents
 
 NEW = 24

@@ -10,11 +10,11 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from eagle.arguments import resolve
+from eagle.decode.arguments import resolve
 from eagle.errors import EagleError
-from eagle.noise import row_seeds
-from eagle.penalties import CountPenalty
-from eagle.target import Target
+from eagle.sample.noise import row_seeds
+from eagle.sample.penalties import CountPenalty
+from eagle.target.target import Target
 from tests.tiny import tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10]])

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from eagle.beam_settings import BeamSettings
-from eagle.decode import SpeculativeDecoder, SpeculativeOutput
+from eagle.decode.beam_settings import BeamSettings
+from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
+from eagle.decode.hypotheses import TextbookSearch
+from eagle.decode.pruning import Pruning
 from eagle.errors import EagleError
-from eagle.hypotheses import TextbookSearch
-from eagle.pruning import Pruning
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.stats import BeamStats
-from eagle.target import Target
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.sample.stats import BeamStats
+from eagle.target.target import Target
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PAD = 2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagle.cache import TreeCache
+from eagle.target.cache import TreeCache
 
 
 def write(cache: TreeCache, values_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,18 +16,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from eagle.chat import prompt_ids
-from eagle.chat_cli import _stats
-from eagle.chat_session import ChatSession
-from eagle.chat_view import ChatView
-from eagle.checkpoint import save_head
-from eagle.cli import main
-from eagle.decode import SpeculativeDecoder
+from eagle.cli.chat import _stats
+from eagle.cli.chat_session import ChatSession
+from eagle.cli.chat_view import ChatView
+from eagle.cli.main import main
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.pieces import Piece
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.pieces import Piece
-from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.stats import DecodeStats
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from tests.tiny import save_tiny_target
 
 Chat = Callable[..., tuple[int, str, str]]
@@ -302,7 +302,7 @@ def terminal(folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     command = [
         sys.executable,
         "-m",
-        "eagle.cli",
+        "eagle.cli.main",
         "chat",
         "--target",
         str(folder / "target"),

@@ -12,12 +12,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from eagle import cli, demo
+from eagle.cli import demo
+from eagle.cli import main as cli
 from eagle.config import TargetConfig, read_recipe
 from eagle.data.conversations import Conversation, read_conversations
 from eagle.data.sources import resolve
 from eagle.errors import EagleError
-from eagle.eval.prompt_set import load_prompts
+from eagle.eval.suites.prompt_set import load_prompts
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 
@@ -26,7 +27,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COL
 
 def eagle(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """What it prints is decoded as it is: in text mode a "\\r" that a random model says would become a "\\n"."""
-    command = [sys.executable, "-m", "eagle.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "eagle.cli.main", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, input=stdin.encode(), env=ENVIRONMENT, timeout=300)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from eagle import cuda_graph
-from eagle.cuda_graph import WARM_UPS, Captured, Inputs, Recorder
 from eagle.errors import EagleError
 from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import record
+from eagle.target import cuda_graph
+from eagle.target.cuda_graph import WARM_UPS, Captured, Inputs, Recorder
 from tests.kernels.interpreted import INTERPRETED
 
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rows import Row
-from eagle.target import Target
-from eagle.tree import DraftTree
-from eagle.verify import Coupled
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.row import Row
+from eagle.target.target import Target
+from eagle.verify.coupled import Coupled
 from tests.kernels.test_tree_attention import random_parents
 from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -164,7 +164,7 @@ def test_decoding_up_to_the_last_position_of_a_position_table() -> None:
 
 def test_a_prompt_longer_than_a_prefill_chunk(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences
-    monkeypatch.setattr("eagle.target.PREFILL_CHUNK", 10)
+    monkeypatch.setattr("eagle.target.target.PREFILL_CHUNK", 10)
     assert torch.equal(
         SpeculativeDecoder(target).generate(prompt(37), max_new_tokens=20, eos_token_id=[]).sequences,
         expected,

@@ -6,17 +6,17 @@ The head's device is "meta" here: tensors have a place there, but no contents, a
 import pytest
 import torch
 
-from eagle.dynamic_tree import DynamicTree
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.target import Target
-from eagle.tree import DraftTree
-from eagle.verify_block import Block
-from eagle.verify_rejection import Rejection
-from eagle.vocab import DraftVocabulary
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.dynamic_tree import DynamicTree
+from eagle.draft.tree import DraftTree
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
+from eagle.verify.block import Block
+from eagle.verify.rejection import Rejection
 from tests.tiny import VOCAB, tiny_model
 
 THERE = torch.device("meta")

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder, SpeculativeOutput
-from eagle.drafters import make_drafter, with_drafter
-from eagle.drafting import Drafter
-from eagle.dynamic_tree import DynamicTree
+from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
+from eagle.decode.make import make_drafter, with_drafter
+from eagle.draft.by_level import TreeShape
+from eagle.draft.by_model import ModelDrafter
+from eagle.draft.by_ngram import NgramDrafter, NgramIndex
+from eagle.draft.drafter import Drafter
+from eagle.draft.dynamic_tree import DynamicTree
+from eagle.draft.published_tree import PUBLISHED, StaticTree, read_paths
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.level_drafter import TreeShape
-from eagle.model_drafter import ModelDrafter
-from eagle.ngram_drafter import NgramDrafter, NgramIndex
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.static_tree import PUBLISHED, StaticTree, read_paths
-from eagle.target import Target
-from eagle.tree import DraftTree
-from eagle.verify import Coupled
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
+from eagle.verify.coupled import Coupled
 from tests.exact import LOG_Q, head_in_float64, in_float64
 from tests.head_drafters import static_drafter
 from tests.test_drafting import log_q_after

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.dynamic_tree import DynamicTree
+from eagle.draft.dynamic_tree import DynamicTree
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
 from tests.exact import LOG_Q, head_in_float64, in_float64
 from tests.head_drafters import eagle2_drafter
 from tests.tiny import tiny_model

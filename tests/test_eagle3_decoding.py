@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import published
-from eagle.dynamic_tree import DynamicTree
-from eagle.eagle3_head import Eagle3Head
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import published
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.dynamic_tree import DynamicTree
 from eagle.errors import EagleError
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.static_forward import StaticForward
-from eagle.target import Target
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.fixed_forward import StaticForward
+from eagle.target.target import Target
 from tests import eagle3_reference as reference
 from tests.exact import same
 from tests.head_drafters import eagle2_drafter
@@ -57,7 +57,7 @@ def hidden_states(target: Target, ids_BT: torch.Tensor, layers: Sequence[int] = 
 def test_aux_states_of_every_forward_are_hugging_faces(
     family: str, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle.target.PREFILL_CHUNK", 5)
+    monkeypatch.setattr("eagle.target.target.PREFILL_CHUNK", 5)
     target = Target(tiny_model(family), probe=False)
     target.use_engine(engine)
     ids, layers = torch.cat([prompt(16, seed) for seed in (0, 1)]), (0, 2)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle.checkpoint import check_fits, load_head, save_head
 from eagle.config import HeadConfig
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of, default_aux_layers
 from eagle.errors import EagleError
-from eagle.target import Target
-from eagle.vocab import DraftTokens
+from eagle.formats.checkpoint import check_fits, load_head, save_head
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig, aux_layers_of, default_aux_layers
+from eagle.heads.vocabulary import DraftTokens
+from eagle.target.target import Target
 from tests import eagle3_reference as reference
 from tests.exact import same
 from tests.tiny import tiny_model

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rules import make_rule
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
+from eagle.verify.rules import make_rule
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
 

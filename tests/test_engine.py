@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from eagle import bitwise, machine_file
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.engine import packed_copy, packed_layers
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.by_head import HeadDrafter
 from eagle.errors import EagleError
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.products import JointPart, PackedLinear, decide
-from eagle.target import Target
+from eagle.eval.checks import bitwise
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target import machine_file
+from eagle.target.engine import packed_copy, packed_layers
+from eagle.target.products import JointPart, PackedLinear, decide
+from eagle.target.target import Target
 from tests.tiny import FAMILIES, tiny_model
 
 IDS = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
-from eagle.decode import SpeculativeDecoder
-from eagle.noise import row_seeds
-from eagle.target import Target
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.sample.noise import row_seeds
+from eagle.target.target import Target
 from tests.oracles import NEW, padded, prompt, stops_everywhere, with_oracle
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rows import Row
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.row import Row
+from eagle.target.target import Target
 from tests.oracles import NEW, BatchOracle, answers, padded, prompt, with_oracle
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from eagle import loading
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
 from eagle.files import sha256_file
-from eagle.gguf_file import GgufFile
-from eagle.loading import load_model
+from eagle.target import loading
+from eagle.target.gguf_file import GgufFile
+from eagle.target.loading import load_model
 from tests.gguf_files import write_gguf
 from tests.tiny import save_tiny_target, tiny_model
 

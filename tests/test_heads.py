@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from eagle.attention import causal_attention
-from eagle.checkpoint import check_fits, head_hash, load_head, save_head
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
+from eagle.formats.checkpoint import check_fits, head_hash, load_head, save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.attention import causal_attention
+from eagle.target.target import Target
 from tests.exact import same
 from tests.tiny import FAMILIES, tiny_model
 
@@ -289,7 +289,7 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
 def test_a_windowed_prompt_is_attended_in_blocks_without_a_difference(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle.attention.WINDOW_BLOCK", 4)
+    monkeypatch.setattr("eagle.target.attention.WINDOW_BLOCK", 4)
     query, key, value = (torch.randn(2, heads, 11, 8, dtype=torch.float64) for heads in (4, 2, 2))
     distance_TT = torch.arange(11)[:, None] - torch.arange(11)
     seen_TT = (distance_TT >= 0) & (distance_TT < (window or 11))

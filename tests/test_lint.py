@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle import cli
-from eagle.checkpoint import load_head, save_head
+from eagle.cli import main as cli
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.lint import lint, rules
-from eagle.lint_files import read_head as read_files
+from eagle.formats.checkpoint import load_head, save_head
+from eagle.formats.lint.check import lint, rules
+from eagle.formats.lint.files import read_head as read_files
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from tests import lint_cases
 from tests.lint_cases import DEFECTS, TARGET_LAYERS, Defect, sound, write
 from tests.tiny import save_tiny_target, tiny_model
@@ -322,9 +322,9 @@ def test_a_speculators_folder_is_sound_for_vllm_and_no_folder_of_sglangs(
 
 def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor, tmp_path: Path) -> None:
     """The same nested ids, read as SGLang reads them for each family (held against the ids at the top level)."""
-    from eagle.lint_files import TargetFacts, read_head
-    from eagle.lint_rules import Look
-    from eagle.lint_rules_layers import layer_convention, layer_ids
+    from eagle.formats.lint.files import TargetFacts, read_head
+    from eagle.formats.lint.layers import layer_convention, layer_ids
+    from eagle.formats.lint.rules import Look
 
     values, state = sound("eagle3", "sglang", embedding)
     facts = {
@@ -358,7 +358,9 @@ def test_the_target_is_opened_as_the_heads_papers_say(
     embedding: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    monkeypatch.setattr("eagle.lint.read_target", lambda config, *, embedding: opened.append(config.revision))
+    monkeypatch.setattr(
+        "eagle.formats.lint.check.read_target", lambda config, *, embedding: opened.append(config.revision)
+    )
     folder = write(tmp_path / "head", *sound("eagle1", "vllm", embedding))
     for revision in ("abc", None):
         (folder / "training.json").write_text(

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from eagle import node_view
-from eagle.ngram_drafter import padded
-from eagle.node_view import NodeLogits
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.draft.by_ngram import padded
+from eagle.draft.tree import DraftTree
+from eagle.target.target import Target
+from eagle.verify import node_view
+from eagle.verify.node_view import NodeLogits
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle.errors import EagleError
-from eagle.noise import COINS, COUPLING, DRAFTS, coin, gumbel, philox, random_bits, row_seeds
+from eagle.sample.noise import COINS, COUPLING, DRAFTS, coin, gumbel, philox, random_bits, row_seeds
 
 # Random123's kat_vectors: philox4x32, 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [

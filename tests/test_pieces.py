@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eagle.decode import SpeculativeDecoder
-from eagle.pieces import TextGrowth
-from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.pieces import TextGrowth
+from eagle.sample.stats import DecodeStats
+from eagle.target.target import Target
 from tests.oracles import BatchOracle, Chain, prompt
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from eagle.arguments import resolve
-from eagle.cli import main
-from eagle.decode import SpeculativeDecoder
+from eagle.cli.main import main
+from eagle.decode.arguments import resolve
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.presets import NAMES, PRESETS, bounds_text, within
-from eagle.rows import Row
-from eagle.target import Target
+from eagle.sample.presets import NAMES, PRESETS, bounds_text, within
+from eagle.sample.row import Row
+from eagle.target.target import Target
 from tests.oracles import prompt
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.processing import own_copy
-from eagle.sampling import RowSampler, Sampling
-from eagle.target import Target
+from eagle.sample.processing import own_copy
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
 

@@ -30,7 +30,10 @@ def test_the_table_of_families_is_the_list_that_is_tested() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_named_exists_with_its_options(command: str) -> None:
     out = subprocess.run(
-        [sys.executable, "-m", "eagle.cli", *command.split(), "--help"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "eagle.cli.main", *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert out.returncode == 0, out.stderr
     calls = re.findall(rf"eagle {command}\b((?:[^`\n\\]|\\\n)*)", EVERYTHING)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from eagle.chat import prompt_ids
-from eagle.eval.exactness import divergence, tie_margin
-from eagle.eval.prompt_set import load_prompts
-from eagle.target import Target
+from eagle.eval.checks.exactness import divergence, tie_margin
+from eagle.eval.suites.prompt_set import load_prompts
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from tests.oracles import answers, padded, with_oracle
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

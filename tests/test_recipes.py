@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle.config import read_recipe
-from eagle.drafters import NEEDS_HEAD
+from eagle.decode.make import NEEDS_HEAD
 from eagle.eval.settings import parse_settings
 from eagle.train import selection
 from eagle.train_config import TrainConfig

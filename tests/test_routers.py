@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.eval.exactness import divergence, kind_of, margins_of
-from eagle.routers import closest, routers_recorded
-from eagle.target import Target
+from eagle.eval.checks.exactness import divergence, kind_of, margins_of
+from eagle.target.routers import closest, routers_recorded
+from eagle.target.target import Target
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

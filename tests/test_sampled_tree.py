@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.noise import DRAFTS, gumbel
-from eagle.rows import Row
-from eagle.sampled_tree import SampledTree
-from eagle.sampling import RowSampler, Sampling
-from eagle.target import Target
-from eagle.tree import DraftTree
-from eagle.vocab import DraftVocabulary
+from eagle.draft.sampled_tree import SampledTree
+from eagle.draft.tree import DraftTree
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
+from eagle.sample.noise import DRAFTS, gumbel
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.target import Target
 from tests.exact import LOG_Q, apart, head_in_float64, in_float64
 from tests.head_drafters import eagle2_drafter
 from tests.test_drafting import log_q_after

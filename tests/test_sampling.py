@@ -10,8 +10,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from eagle.errors import EagleError
 from eagle.eval.statistics import chi_square_p_value
-from eagle.noise import gumbel
-from eagle.sampling import RowSampler, Sampling, draw, keep
+from eagle.sample.noise import gumbel
+from eagle.sample.sampling import RowSampler, Sampling, draw, keep
 
 INF = float("inf")
 
@@ -239,7 +239,7 @@ def test_noise_is_shared_by_drafting_and_verification_until_it_is_forgotten(monk
         drawn.append(position)
         return gumbel(seed, position, tokens)
 
-    monkeypatch.setattr("eagle.sampling.gumbel", counting)
+    monkeypatch.setattr("eagle.sample.sampling.gumbel", counting)
     sampler = RowSampler(sampling=Sampling(temperature=1, seed=1))
     logits_V = torch.randn(30)
     sampler.draft_scores(logits_V[None], 5)

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.tiny import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (4, 9), generator=torch.Generator().manual_seed(0))

@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 
-from eagle.cache import TreeCache
-from eagle.cuda_graph import Recorder
-from eagle.static_cache import BufferPool, StaticCache, bucket, fixed_count
+from eagle.target.cache import TreeCache
+from eagle.target.cuda_graph import Recorder
+from eagle.target.fixed_cache import BufferPool, StaticCache, bucket, fixed_count
 
 
 def pool() -> BufferPool:
@@ -33,7 +33,7 @@ def committed(cache: TreeCache) -> list[list[float]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_operations_ends_as_in_a_tree_cache(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle.static_cache.SMALLEST", 8)  # it grows
+    monkeypatch.setattr("eagle.target.fixed_cache.SMALLEST", 8)  # it grows
     generator = torch.Generator().manual_seed(seed)
 
     def random(low: int, high: int) -> int:
@@ -78,7 +78,7 @@ def test_buffers_come_back_when_a_cache_is_gone_and_are_blank() -> None:
 
 def test_growing_keeps_what_is_not_committed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's first levels lie behind the committed tokens when the next one needs more room."""
-    monkeypatch.setattr("eagle.static_cache.SMALLEST", 8)
+    monkeypatch.setattr("eagle.target.fixed_cache.SMALLEST", 8)
     caches = TreeCache(layers=2, rows=2, capacity=8), StaticCache(pool(), rows=2, capacity=8)
     for cache in caches:
         write(cache, torch.tensor([[1, 2, 3], [4, 5, 6]]))

@@ -11,24 +11,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eagle import decode as decode_module
 from eagle.config import DecodeConfig
-from eagle.cuda_graph import Recorder
-from eagle.decode import SpeculativeDecoder, SpeculativeOutput
-from eagle.dynamic_tree import DynamicTree
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.decode import decoder as decode_module
+from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.by_level import TreeShape
+from eagle.draft.by_model import ModelDrafter
+from eagle.draft.dynamic_tree import DynamicTree
+from eagle.draft.published_tree import StaticTree
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.level_drafter import TreeShape
-from eagle.model_drafter import ModelDrafter
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.static_cache import StaticCache
-from eagle.static_forward import FixedStep, StaticForward
-from eagle.static_tree import StaticTree
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.target.cuda_graph import Recorder
+from eagle.target.fixed_cache import StaticCache
+from eagle.target.fixed_forward import FixedStep, StaticForward
+from eagle.target.target import Target
 from tests.exact import LOG_Q, in_float64, same
 from tests.kernels.test_tree_attention import random_parents
 from tests.oracles import with_oracle
@@ -231,7 +231,7 @@ def test_growing_beyond_the_bucket_keeps_the_text(monkeypatch: pytest.MonkeyPatc
     ids, mask = ragged()
     arguments: dict[str, Any] = dict(max_new_tokens=40, eos_token_id=[], **SAMPLED)
     expected = SpeculativeDecoder(Target(tiny_model())).generate(ids, mask, **arguments).sequences
-    monkeypatch.setattr("eagle.static_cache.SMALLEST", 8)
+    monkeypatch.setattr("eagle.target.fixed_cache.SMALLEST", 8)
     monkeypatch.setattr(decode_module, "TREE_ROOM", -60)
     target = static()
     decoder = SpeculativeDecoder.from_pretrained(

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.chat_session import ChatSession, Turn
-from eagle.eval.diagnosis import cycle_of
-from eagle.stats import AcceptanceLength, DecodeStats
+from eagle.cli.chat_session import ChatSession, Turn
+from eagle.eval.ledger.diagnosis import cycle_of
+from eagle.sample.stats import AcceptanceLength, DecodeStats
 
 accepted_lists = st.lists(st.lists(st.integers(0, 7), max_size=6), min_size=1, max_size=4)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import StoppingCriteria, TextStreamer
 
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.oracles import NEW, Chain, prompt, stops_everywhere, with_oracle
 from tests.tiny import tiny_model, tiny_tokenizer
 

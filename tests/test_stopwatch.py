@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from eagle.rows import Row
-from eagle.sampling import RowSampler, Sampling
-from eagle.stopwatch import Stopwatch
+from eagle.sample.row import Row
+from eagle.sample.sampling import RowSampler, Sampling
+from eagle.sample.stopwatch import Stopwatch
 
 
 class Event:

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from eagle.svg_bars import Ratio, Stack, forest, histogram, stacked
-from eagle.svg_plot import DARK, LIGHT, Axis, Point, Series, line_plot, marker, standalone, variables
+from eagle.plots.svg_bars import Ratio, Stack, forest, histogram, stacked
+from eagle.plots.svg_plot import DARK, LIGHT, Axis, Point, Series, line_plot, marker, standalone, variables
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
 DEFICIENCIES = {

@@ -20,17 +20,17 @@ from transformers import (
     T5Config,
 )
 
-from eagle import attention
-from eagle.attention import TreeStep
 from eagle.config import TargetConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.by_ngram import NgramDrafter
 from eagle.errors import EagleError
 from eagle.formats.files import read_files
-from eagle.lint_files import read_head
-from eagle.loading import load_tokenizer, resolve_device
-from eagle.ngram_drafter import NgramDrafter
-from eagle.target import Target, weights_hash
-from eagle.token_layers import TokenLayers
+from eagle.formats.lint.files import read_head
+from eagle.target import attention
+from eagle.target.attention import TreeStep
+from eagle.target.loading import load_tokenizer, resolve_device
+from eagle.target.target import Target, weights_hash
+from eagle.target.token_layers import TokenLayers
 from tests.exact import same
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
 
@@ -200,7 +200,7 @@ def test_an_unknown_scaling_of_the_logits_is_refused() -> None:
 
 
 def test_a_broken_compaction_would_be_caught_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle.cache import TreeCache
+    from eagle.target.cache import TreeCache
 
     def commit_without_moving(self: TreeCache, path_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
         self.lengths_B = self.lengths_B + counts_B

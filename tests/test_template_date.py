@@ -10,14 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from eagle.chat import prompt_ids
 from eagle.config import DataConfig, Recipe, TargetConfig, read_recipe
 from eagle.data.features import extract
 from eagle.data.prepare import load_prepared, prepare
-from eagle.decoder_options import _what, add_decoder_arguments
+from eagle.decode.options import _what, add_decoder_arguments
 from eagle.errors import EagleError
-from eagle.loading import load_tokenizer, tokenizer_identity
-from eagle.target import Target
+from eagle.target.loading import load_tokenizer, tokenizer_identity
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from tests.tiny import CHATML, save_tiny_target, tiny_tokenizer, write_conversations
 
 # As Llama 3.2's: the date stands in the system turn, unless the caller has one of his own.

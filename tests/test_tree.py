@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.tree import DraftTree, best_connected
+from eagle.draft.tree import DraftTree, best_connected
 from tests.kernels.test_tree_attention import random_parents
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle import tuning
-from eagle.checkpoint import load_head, save_head
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import published
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import published
+from eagle.draft import tuning
+from eagle.draft.timed_trees import NODES, best_tree
+from eagle.draft.tuned import TunedDrafter
+from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, machine_name, read_tuned, write_tuned
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.timed_trees import NODES, best_tree
-from eagle.tuned_drafter import TunedDrafter
-from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, machine_name, read_tuned, write_tuned
+from eagle.formats.checkpoint import load_head, save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

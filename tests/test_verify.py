@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rules import RULES, make_rule
-from eagle.target import Target
-from eagle.tree import DraftTree
-from eagle.verify import Coupled
-from eagle.verify_block import Block
-from eagle.verify_lossy import TopK, Typical
-from eagle.verify_rejection import Rejection
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
+from eagle.verify.block import Block
+from eagle.verify.coupled import Coupled
+from eagle.verify.lossy import TopK, Typical
+from eagle.verify.rejection import Rejection
+from eagle.verify.rules import RULES, make_rule
 from tests.enumeration import (
     Chance,
     Table,
@@ -169,7 +169,7 @@ def test_a_q_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatch)
     def kept_mass(weights_V: torch.Tensor, token: int) -> torch.Tensor:
         return weights_V.index_fill(0, torch.tensor([token]), 0.0)
 
-    monkeypatch.setattr("eagle.verify_rejection.without", kept_mass)
+    monkeypatch.setattr("eagle.verify.rejection.without", kept_mass)
     assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(3,))) > 0.02
 
 
@@ -191,12 +191,12 @@ def test_deterministic_children_verified_as_if_drawn_are_caught() -> None:
 
 
 def test_residuals_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle.verify_rejection.residual", lambda rest_V, q_V: rest_V)
+    monkeypatch.setattr("eagle.verify.rejection.residual", lambda rest_V, q_V: rest_V)
     assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(1, 1))) > 0.1
 
 
 def test_block_acceptance_without_its_carried_weight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle.verify_block._chance", lambda weight, left: weight)
+    monkeypatch.setattr("eagle.verify.block._chance", lambda weight, left: weight)
     assert _worst(Block(), lambda q: sampled_tree(q, widths=(1, 1))) > 0.005
 
 
@@ -299,13 +299,13 @@ def test_temperature_filters_and_penalties_reach_the_targets_probabilities(targe
 
 
 def _row(target: Target, **arguments: Any) -> Any:
-    from eagle.arguments import resolve
+    from eagle.decode.arguments import resolve
 
     return resolve(target, IDS, max_new_tokens=4, do_sample=True, seed=1, **arguments).rows[0]
 
 
 def _view(target: Target, row: Any) -> Any:
-    from eagle.node_view import views
+    from eagle.verify.node_view import views
 
     with torch.inference_mode():
         features_1NH = target.features(IDS)[0]
@@ -354,7 +354,7 @@ def test_the_coupled_walk_says_plain_decodings_text_over_random_trees(target: Ta
 
 def test_block_noise_is_fresh_in_every_cycle(target: Target, head: EagleHead) -> None:
     """What lies behind a block's end decided where it ends: drawing it again for the next cycle would be biased."""
-    from eagle.noise import DRAFTS, gumbel
+    from eagle.sample.noise import DRAFTS, gumbel
 
     first = gumbel(3, 10, 8, stream=DRAFTS, cycle=7)
     assert not torch.equal(first, gumbel(3, 10, 8, stream=DRAFTS, cycle=8))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.eval.chi_square import NEW_TOKENS, exact_joint, holm, main, measure, p_values, verdict
-from eagle.eval.mutants import LOSSLESS, MUTANTS
+from eagle.eval.checks.chi_square import NEW_TOKENS, exact_joint, holm, main, measure, p_values, verdict
+from eagle.eval.checks.mutants import LOSSLESS, MUTANTS
 from eagle.exits import exit_code
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.sampling import Sampling
-from eagle.target import Target
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.sampling import Sampling
+from eagle.target.target import Target
 from tests.tiny import save_tiny_target, tiny_model
 
 IDS = torch.tensor([[1, 3, 5, 4, 1]])

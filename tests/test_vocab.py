@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from eagle.checkpoint import check_fits, load_head, save_head
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.token_layers import TokenLayers
-from eagle.tree import DraftTree
-from eagle.vocab import DraftTokens, DraftVocabulary
+from eagle.formats.checkpoint import check_fits, load_head, save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
+from eagle.target.target import Target
+from eagle.target.token_layers import TokenLayers
 from tests.exact import LOG_Q, in_float64
 from tests.head_drafters import eagle2_drafter, static_drafter
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer

@@ -10,21 +10,22 @@ import pytest
 import torch
 import yaml
 
-from eagle import cli, demo
-from eagle import zoo_packing as pack
-from eagle.checkpoint import head_hash, load_head, save_head
+from eagle.cli import demo
+from eagle.cli import main as cli
+from eagle.cli import zoo_packing as pack
 from eagle.config import DecodeConfig, Recipe, as_dict, read_recipe
 from eagle.data.sources import shipped_files
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
 from eagle.errors import EagleError
 from eagle.files import sha256_file, write_json
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.model_card import public
-from eagle.target import Target
+from eagle.formats.card import public
+from eagle.formats.checkpoint import head_hash, load_head, save_head
+from eagle.formats.zoo import catalogue
+from eagle.formats.zoo.catalogue import zoo_head, zoo_names
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from eagle.train_config import GLOBAL_BATCH
-from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
-from eagle.zoo import catalogue
-from eagle.zoo.catalogue import zoo_head, zoo_names
 from tests.eval.report_case import full_result
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target

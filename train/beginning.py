@@ -4,13 +4,13 @@ from accelerate import Accelerator
 
 from eagle.config import Recipe
 from eagle.data.documents import Documents
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.train import run, warm_start
 from eagle.train.batches import Order
 from eagle.train.least_squares import start_linear
 from eagle.train.metrics import validate
 from eagle.train.objective import Objective
-from eagle.vocab import DraftTokens
 
 
 def beginning(

@@ -26,16 +26,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.environment import git_commit, hardware, peak_memory
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.token_layers import TokenLayers
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
+from eagle.target.token_layers import TokenLayers
 from eagle.train.batches import Batch
 from eagle.train.draftable import Draftable
 from eagle.train.objective import PUBLISHED, Objective
 from eagle.train.step import batch_losses
 from eagle.train.unroll import ahead
-from eagle.vocab import DraftTokens, DraftVocabulary
 
 METHODS = ("plain", "ours", "checkpointed")
 AGREE = 1e-3

@@ -23,10 +23,10 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eagle.checkpoint import load_head
 from eagle.errors import EagleError
 from eagle.files import clear_leftovers, write_json
-from eagle.heads import DraftHead
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle1 import DraftHead
 from eagle.train.full_state import bare, full_optimizer_state, full_weights, restore_optimizer_state
 
 PREFIX = "checkpoint-"

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from eagle.data.chunks import chunk_rows
-from eagle.vocab import DraftTokens
+from eagle.heads.vocabulary import DraftTokens
 
 UNKNOWN = -1
 MOST_BYTES = 2**30

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from eagle.errors import EagleError
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
 from eagle.train.head_call import HeadCall
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
 
 Result = TypeVar("Result")
 

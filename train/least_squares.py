@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator
 
 from eagle.data.documents import Documents
-from eagle.eagle3_head import Eagle3Head
-from eagle.heads import DraftHead
-from eagle.token_layers import TokenLayers
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.eagle3 import Eagle3Head
+from eagle.target.token_layers import TokenLayers
 from eagle.train.batches import Order
 
 POSITIONS = 100_000

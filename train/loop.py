@@ -12,15 +12,17 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.utils.logging import disable_progress_bar
 
-from eagle.checkpoint import load_head, save_head
 from eagle.config import Recipe, as_dict
 from eagle.data.documents import Documents, spread
 from eagle.data.joined import JoinedStores
 from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.store import FeatureStore
 from eagle.files import clear_leftovers, write_json
-from eagle.heads import DraftHead
+from eagle.formats.checkpoint import load_head, save_head
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.memory import release_free_memory
+from eagle.plots.tau import write_tau
 from eagle.progress import ProgressBar, console
 from eagle.train import checkpoints, full_state, run, selection
 from eagle.train.batches import Layout, MicroBatches, Order, steps
@@ -35,9 +37,7 @@ from eagle.train.schedule import total_steps
 from eagle.train.selection import Selection
 from eagle.train.step import StepResult, Training, train_step
 from eagle.train.store_check import check_store
-from eagle.train.tau_plot import write_tau
 from eagle.train.trackers import Trackers
-from eagle.vocab import DraftTokens
 
 RELEASE_EVERY = 25
 """Optimiser steps between releases of freed memory, on CPUs."""

@@ -13,14 +13,14 @@ import torch
 from torch.nn import functional
 
 from eagle.data.chunks import chunk_rows
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.kernels.draft_loss.op import soft_cross_entropy
 from eagle.kernels.draft_loss.reference import Judged
 from eagle.train.batches import Batch
 from eagle.train.divergences import Teacher, top_k
 from eagle.train.draftable import Draftable
 from eagle.train.objective import Objective
-from eagle.vocab import DraftTokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from accelerate import Accelerator
 
 from eagle.data.chunks import chunk_rows
 from eagle.data.documents import Document, Documents
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.train.divergences import Teacher
 from eagle.train.loss import smooth_l1
 from eagle.train.objective import Objective
 from eagle.train.unroll import unroll
-from eagle.vocab import DraftTokens
 
 
 class Tally:

@@ -16,16 +16,16 @@ from eagle import launch
 from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
 from eagle.data.devices import choose_gpu
 from eagle.data.documents import Documents, leaked
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig, aux_layers_of
 from eagle.errors import EagleError
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig, aux_layers_of
+from eagle.heads.vocabulary import DraftVocabulary
 from eagle.kernels.dispatch import missing
-from eagle.loading import eos_token_ids, load_config
-from eagle.token_layers import TokenLayers
+from eagle.target.loading import eos_token_ids, load_config
+from eagle.target.token_layers import TokenLayers
 from eagle.train.batches import SHORTEST, Order, seeded_generator
 from eagle.train.full_state import is_spread
 from eagle.train_config import GLOBAL_BATCH
-from eagle.vocab import DraftVocabulary
 
 # Keys of a recipe's `train` section that a resumed run may change: they touch no weight. (batch_size and
 # gradient_accumulation count as their product with the number of processes, epochs and max_steps as the total.)

@@ -17,20 +17,20 @@ from accelerate import Accelerator
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from eagle.chat import prompt_ids
-from eagle.checkpoint import save_head
 from eagle.config import Recipe, TrainConfig, as_dict
 from eagle.data.conversations import read_conversations
 from eagle.data.documents import Documents, spread
 from eagle.data.sources import Rejected
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import NEEDS_HEAD, published
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import NEEDS_HEAD, published
 from eagle.errors import EagleError
 from eagle.files import sha256_text
-from eagle.heads import DraftHead
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import DraftHead
 from eagle.launch import whole_models
-from eagle.stats import AcceptanceLength, DecodeStats
-from eagle.target import Target
+from eagle.sample.stats import AcceptanceLength, DecodeStats
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from eagle.train.checkpoints import Progress, disk_full_is_an_error
 
 PREFIX = "best-"

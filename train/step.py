@@ -19,7 +19,8 @@ from torch.nn.utils import get_total_norm
 from eagle.config import Recipe
 from eagle.data.documents import Documents
 from eagle.errors import EagleError
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.kernels.dispatch import by_kernel, since, snapshot, using
 from eagle.train import checkpoints, run
 from eagle.train.batches import Batch, Order
@@ -28,7 +29,6 @@ from eagle.train.loss import draft_losses
 from eagle.train.objective import Objective
 from eagle.train.schedule import learning_rate
 from eagle.train.unroll import unroll
-from eagle.vocab import DraftTokens
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
 from eagle.train.merged_attention import Backend, Span, document_spans, merged_attention, product_dtype
 
 Between = Literal["flow", "detach"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import HeadConfig
 from eagle.data.documents import Documents
-from eagle.eagle3_head import Eagle3Head
 from eagle.errors import EagleError
-from eagle.heads import DraftHead, EagleHead
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle1 import DraftHead, EagleHead
+from eagle.heads.eagle3 import Eagle3Head
 
 DOCUMENTS = 8
 """Documents that a started head is tried on."""

@@ -5,9 +5,9 @@ import dataclasses
 import torch
 
 from eagle.errors import EagleError
-from eagle.heads import DraftHead
-from eagle.token_layers import TokenLayers
-from eagle.vocab import DraftTokens
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
+from eagle.target.token_layers import TokenLayers
 
 STEPS, TOKENS = 3, 16
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from eagle.errors import EagleError
 from eagle.formats.format import SIDECAR, HeadFiles
+from eagle.formats.zoo.catalogue import known, zoo_folder
 from eagle.reading import BROKEN, read_object, reason, shard_names, verdict
-from eagle.zoo.catalogue import known, zoo_folder
 
 REMEDY = "fetch or save the head again"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")

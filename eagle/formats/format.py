@@ -19,7 +19,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 EAGLE_CONFIG = "eagle_config"
 
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
-"""RoPE scalings that a head of this project computes. Not dynamic: as for targets (eagle/probe.py)."""
+"""RoPE scalings that a head of this project computes. Not dynamic: as for targets (eagle/target/probe.py)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """This project's own folders: `save_pretrained` of EagleHead and Eagle3Head."""
 
-from eagle.eagle3_head import Eagle3HeadConfig
 from eagle.formats.format import OWN_IDS, Format, HeadFiles
-from eagle.heads import EagleHeadConfig
+from eagle.heads.eagle1 import EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3HeadConfig
 
 MODEL_TYPES = (EagleHeadConfig.model_type, Eagle3HeadConfig.model_type)
 
@@ -15,7 +15,7 @@ def _sign(files: HeadFiles) -> str | None:
 OWN = Format(
     name="eagle",
     title="this project's",
-    source="eagle/heads.py, eagle/eagle3_head.py",
+    source="eagle/heads/eagle1.py, eagle/heads/eagle3.py",
     sign=_sign,
     prefixes={},
     layer_ids=(OWN_IDS,),

@@ -12,19 +12,19 @@ from typing import Any, Protocol
 import torch
 from transformers import LlamaConfig
 
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
 from eagle.formats.files import REMEDY, read_files
 from eagle.formats.format import SIDECAR, VERSION_NAMES, Format, HeadFiles, Version, lookup
 from eagle.formats.keys import check_keys
-from eagle.formats.layer_ids import sglang_applied
 from eagle.formats.own import OWN
 from eagle.formats.registry import detect
 from eagle.formats.rope import check_rotation, read_rope
 from eagle.formats.window import FULL, SLIDING, read_window
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.layer_ids import sglang_applied
+from eagle.heads.vocabulary import DraftVocabulary, doubt_of_d2t
 from eagle.reading import BROKEN, reason
-from eagle.vocab import DraftVocabulary, doubt_of_d2t
 
 CARRIED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors of the target that a file may carry: taken out, to be compared with the target's. (EAGLE-3 owns its lm_head.)"""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from eagle.eagle3_head import Eagle3Head
 from eagle.formats.format import Format, Version
 from eagle.formats.sglang import HOT_TOKENS
 from eagle.formats.trtllm import OPTIONS
+from eagle.heads.eagle3 import Eagle3Head
 
 SGLANG_TOP_K, SGLANG_NODES = 4, 16
 """The tree that SGLang's documentation starts with, roughly: children per node, nodes per verification."""

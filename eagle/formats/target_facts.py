@@ -12,13 +12,13 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle.config import TargetConfig
+from eagle.formats.card import section
 from eagle.formats.format import SIDECAR
 from eagle.formats.rope import write_rope
-from eagle.loading import DTYPES, load_architecture, load_config, load_model, local_path
-from eagle.model_card import section
 from eagle.reading import read_object
-from eagle.target import weights_hash
-from eagle.token_layers import TokenLayers
+from eagle.target.loading import DTYPES, load_architecture, load_config, load_model, local_path
+from eagle.target.target import weights_hash
+from eagle.target.token_layers import TokenLayers
 
 TRANSFORMERS_4_THETA = {"mixtral": 1e6}
 """RoPE base of a family's config class in transformers 4 where it is not 10000, as far as the reference has models for it."""
@@ -75,7 +75,7 @@ def _papers(file: Path) -> dict[str, Any]:
 
 
 class TargetFacts:
-    """A target by its config. `checkpoint.check_fits` takes it in an eagle.target.Target's place."""
+    """A target by its config. `checkpoint.check_fits` takes it in an eagle.target.target.Target's place."""
 
     def __init__(self, settings: TargetConfig):
         """Raises EagleError when there is no such model."""

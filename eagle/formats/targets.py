@@ -7,7 +7,7 @@ Read, not run: `SupportsEagle3` of vLLM 0.33's classes, `set_eagle3_layers_to_ca
 import dataclasses
 
 from eagle.formats.format import VERSION_NAMES, Version
-from eagle.formats.layer_ids import SGLANG_ADDS_ONE, SGLANG_LIKE_DEEPSEEK, SGLANG_LIKE_GPT_OSS
+from eagle.heads.layer_ids import SGLANG_ADDS_ONE, SGLANG_LIKE_DEEPSEEK, SGLANG_LIKE_GPT_OSS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

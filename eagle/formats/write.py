@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from eagle.eagle3_head import LOW_MID_HIGH, Eagle3Head
 from eagle.environment import package_version
 from eagle.errors import EagleError
 from eagle.files import atomic_dir
 from eagle.formats.format import EAGLE_CONFIG, LAYER_IDS, SIDECAR, VERSION_NAMES, Format, Limits
 from eagle.formats.keys import LAYER_CONFIG
-from eagle.formats.layer_ids import published_layers, sglang_default, sglang_ids
 from eagle.formats.reference import REFERENCE
 from eagle.formats.rope import write_rope
 from eagle.formats.serve import options_file, serve_command
@@ -30,7 +28,9 @@ from eagle.formats.target_facts import TargetFacts, settings_told
 from eagle.formats.targets import unserved
 from eagle.formats.trtllm import OPTIONS, TRTLLM
 from eagle.formats.window import write_window
-from eagle.heads import DraftHead, EagleHead
+from eagle.heads.eagle1 import DraftHead, EagleHead
+from eagle.heads.eagle3 import LOW_MID_HIGH, Eagle3Head
+from eagle.heads.layer_ids import published_layers, sglang_default, sglang_ids
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHAPE = (

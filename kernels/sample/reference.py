@@ -1,4 +1,4 @@
-"""Sampling in plain PyTorch: the judge of the Triton version. Semantics: eagle/sampling.py.
+"""Sampling in plain PyTorch: the judge of the Triton version. Semantics: eagle/sample/sampling.py.
 
 R rows of logits, V vocabulary, B rows of settings; R is a multiple of B, and row r has the settings of row r // (R / B).
 

@@ -20,7 +20,7 @@ def is_temperature(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
-    """One entry per row; fields as in eagle/sampling.py. Build it with `of`: kernels trust the numbers."""
+    """One entry per row; fields as in eagle/sample/sampling.py. Build it with `of`: kernels trust the numbers."""
 
     temperature_B: torch.Tensor
     """float32; 0: greedy, and the filters mean nothing."""

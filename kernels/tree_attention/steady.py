@@ -8,7 +8,7 @@ node sees. Here every step is either one of a row's own elements alone, or a sum
   neither the number of them side by side nor the zeros of slots that a node does not see change anything;
 - the weights' sum is exact: they are rounded to multiples of 2^-30, and float64 holds any such sum.
 Where the library's narrow products do not add so, eagle/kernels/tree_attention/split_sum.py stands in.
-`eagle.bitwise` holds all this to be true of the machine at hand. The judge of values is `reference.masked_attention`.
+`eagle.eval.checks.bitwise` holds all this to be true of the machine at hand. The judge of values is `reference.masked_attention`.
 """
 
 import functools

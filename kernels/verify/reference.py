@@ -1,4 +1,4 @@
-"""Verification of draft trees in plain PyTorch: the judge of the Triton version. Rules: eagle/verify.py, verify_rejection.py.
+"""Verification of draft trees in plain PyTorch: the judge of the Triton version. Rules: eagle/verify/coupled.py, verify_rejection.py.
 
 B rows, N nodes, R = B * N, V vocabulary, E nodes whose q is recorded, K the most nodes of a path. Parents come before their
 children, node 0 is the root.
@@ -37,7 +37,7 @@ class Decisions(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The draft trees, on the device of the logits. See eagle/tree.py's DraftTree."""
+    """The draft trees, on the device of the logits. See eagle/draft/tree.py's DraftTree."""
 
     tokens_BN: torch.Tensor
     """int64."""

@@ -1,7 +1,7 @@
 """Verification of draft trees in Triton, without waiting for the device.
 
 B rows, N nodes, R = B * N, V vocabulary, S splits of a row of logits, A attempts (the most children of a node), E nodes whose
-q is recorded. The rules are eagle/verify.py's coupled walk and eagle/verify_rejection.py's rejection.
+q is recorded. The rules are eagle/verify/coupled.py's coupled walk and eagle/verify/rejection.py's rejection.
 
 _walk (B): follow each node's emitted token, or its accepted child, from the root down.
 

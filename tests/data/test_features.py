@@ -23,7 +23,7 @@ from eagle.data.shards import ShardBuffer, plan_batches, plan_shards
 from eagle.data.store import FeatureStore, shard_path
 from eagle.errors import EagleError
 from eagle.files import write_json
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.exact import same
 from tests.tiny import save_tiny_target, write_conversations
 

@@ -17,7 +17,7 @@ from eagle.data.float8 import dequantise, quantise
 from eagle.data.layers import token_bytes
 from eagle.data.store import FeatureStore, shard_path
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.data.test_features import make_recipe, store_bytes, with_features
 
 

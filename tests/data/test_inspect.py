@@ -10,7 +10,7 @@ import datasets
 import pytest
 from rich.console import Console
 
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig, as_dict
 from eagle.data.inspect import CONTEXT, SUPERVISED, inspect, mask_preview, measured_rate
 from eagle.data.prepare import load_prepared, prepare

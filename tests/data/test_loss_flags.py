@@ -12,7 +12,7 @@ from eagle.data.loss_flags import NOT_FOLLOWED
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.render import Rendered, Renderer
 from eagle.data.sources import Rejected, Row
-from eagle.loading import load_tokenizer
+from eagle.target.loading import load_tokenizer
 from tests.data.test_render import QWEN3, runs, tokenizer_of
 from tests.tiny import CHATML, tiny_tokenizer
 

@@ -13,7 +13,7 @@ from eagle.data.prepare import load_prepared, prepare, split_of
 from eagle.data.sources import Rejected, Row, count_rows, read_rows, resolve
 from eagle.errors import EagleError
 from eagle.files import sha256_text
-from eagle.loading import load_tokenizer
+from eagle.target.loading import load_tokenizer
 from tests.data.test_render import QWEN3
 from tests.tiny import CHATML, tiny_model, tiny_tokenizer, write_conversations
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from eagle.chat import prompt_ids
+from eagle.cli.run import run as run_all
 from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
 from eagle.data.continuous import ContinuousDecoder, Prompt, Row, choose_tokens, row_generator
 from eagle.data.conversations import Conversation, read_conversations
 from eagle.data.regenerate import regenerate
 from eagle.errors import EagleError
-from eagle.run import run as run_all
-from eagle.target import Target
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from tests.tiny import save_tiny_target, tiny_model, tiny_tokenizer, write_conversations
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from eagle.chat import prompt_ids
 from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
 from eagle.data.continuous import Row
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.regenerate import regenerate
 from eagle.errors import EagleError
-from eagle.loading import load_tokenizer
+from eagle.target.loading import load_tokenizer
+from eagle.target.prompt import prompt_ids
 from tests.data.test_render import DEEPSEEK_R1, QWEN3, tokenizer_of
 from tests.tiny import CHATML, tiny_model
 

@@ -12,7 +12,7 @@ from eagle.data.conversations import Conversation, Message, read_conversation
 from eagle.data.render import ADDED, NOT_RENDERED, REWRITTEN, Rendered, Renderer, Sample
 from eagle.data.sources import Rejected, Row
 from eagle.errors import EagleError
-from eagle.loading import load_tokenizer
+from eagle.target.loading import load_tokenizer
 from tests.tiny import CHATML, tiny_tokenizer
 
 LLAMA3 = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import DataConfig, FeaturesConfig, Recipe, TargetConfig
 from eagle.data.duplicates import near_duplicates, signature
 from eagle.data.features import extract
@@ -17,7 +17,7 @@ from eagle.data.prepare import load_prepared, prepare
 from eagle.data.regenerate import regenerate
 from eagle.data.report import report, vocabulary_coverage
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.tiny import save_tiny_target
 
 

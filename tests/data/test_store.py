@@ -168,7 +168,7 @@ def test_flipped_bytes_are_found_by_verify(directory: Path) -> None:
 
 
 def test_token_layers_come_from_the_folder(directory: Path) -> None:
-    from eagle.target import Target
+    from eagle.target.target import Target
 
     target = Target(tiny_model())
     target.tokens.save(directory)

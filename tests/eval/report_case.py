@@ -5,12 +5,12 @@ import random
 from typing import Any
 
 from eagle.eval.answers import Answer, Request
-from eagle.eval.cost import TargetCost, Timing
-from eagle.eval.diagnosis import Cycle, diagnose
+from eagle.eval.ledger.cost import TargetCost, Timing
+from eagle.eval.ledger.diagnosis import Cycle, diagnose
 from eagle.eval.meter import Use
 from eagle.eval.schema import FORMAT
 from eagle.eval.summarise import summarise
-from eagle.stats import DecodeStats
+from eagle.sample.stats import DecodeStats
 
 EVIL = '<script>alert("1")</script>&amp;'
 SETTINGS = ("T=0", "T=1 top_p=0.9")

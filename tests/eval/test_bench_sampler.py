@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.eval import bench_sampler
-from eagle.eval.alias_table import build_alias
+from eagle.eval.checks import bench_sampler
+from eagle.eval.checks.alias_table import build_alias
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

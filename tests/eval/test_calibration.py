@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.eval.calibration import ConfidenceCounts, isotonic
+from eagle.eval.tuner.calibration import ConfidenceCounts, isotonic
 
 
 @given(

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import Recipe, read_recipe
+from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from eagle.errors import EagleError
-from eagle.eval import check
 from eagle.eval.batch_answer import BatchAnswer
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
+from eagle.eval.checks import check
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
-from eagle.eval import check_distribution as check
-from eagle.eval import chi_square
-from eagle.eval.mutants import LOSSLESS, MUTANTS
+from eagle.eval.checks import chi_square
+from eagle.eval.checks import distribution as check
+from eagle.eval.checks.mutants import LOSSLESS, MUTANTS
 from eagle.eval.settings import parse_setting
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 

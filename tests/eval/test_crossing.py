@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle.eval.crossing import against_one
+from eagle.eval.ledger.crossing import against_one
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from eagle.checkpoint import save_head
 from eagle.config import Recipe, read_recipe
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import left_open
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import left_open
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.tuned import TunedDrafter
+from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from eagle.errors import EagleError
 from eagle.eval import curves
 from eagle.eval.curves import Curves
-from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.settings import parse_settings
-from eagle.head_drafter import HeadDrafter
-from eagle.target import Target
-from eagle.tuned_drafter import TunedDrafter
-from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
+from eagle.eval.suites.prompt_set import recipe_prompts
+from eagle.formats.checkpoint import save_head
+from eagle.target.target import Target
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.chat import prompt_ids
-from eagle.checkpoint import save_head
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import Recipe, read_recipe
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from eagle.errors import EagleError
 from eagle.eval import decoding, quality
-from eagle.eval.decoding import WAYS, compare_decoding
-from eagle.eval.decoding_report import notes
-from eagle.eval.likelihood import negative_log_likelihood
-from eagle.eval.quality import compare_quality, extract, summary
-from eagle.eval.quality_report import rows
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
+from eagle.eval.quality.decoding import WAYS, compare_decoding
+from eagle.eval.quality.decoding_report import notes
+from eagle.eval.quality.likelihood import negative_log_likelihood
+from eagle.eval.quality.quality import compare_quality, extract, summary
+from eagle.eval.quality.quality_report import rows
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 
 torch.set_num_threads(1)  # it is part of an evaluation's identity, and module fixtures run before conftest sets it

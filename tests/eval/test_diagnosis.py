@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.eval import provoke
-from eagle.eval.diagnosis import Cycle, cycle_of, diagnose
-from eagle.eval.provoke import Case, SlowRule, measure, random_head
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.eval.checks import provoke
+from eagle.eval.checks.provoke import Case, SlowRule, measure, random_head
+from eagle.eval.ledger.diagnosis import Cycle, cycle_of, diagnose
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.stats import DecodeStats
+from eagle.target.target import Target
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

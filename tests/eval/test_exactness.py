@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from eagle.eval.exactness import at_filters_edge, divergence, first_difference, tie_margin
-from eagle.noise import gumbel
-from eagle.sampling import Sampling
-from eagle.target import Target
+from eagle.eval.checks.exactness import at_filters_edge, divergence, first_difference, tie_margin
+from eagle.sample.noise import gumbel
+from eagle.sample.sampling import Sampling
+from eagle.target.target import Target
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

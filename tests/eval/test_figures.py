@@ -7,7 +7,7 @@ from eagle.eval.answers import Answer, Request
 from eagle.eval.figures import acceptance_per_depth, figures
 from eagle.eval.statistics import bootstrap_interval, paired_ratio
 from eagle.eval.summarise import summarise_setting
-from eagle.stats import DecodeStats
+from eagle.sample.stats import DecodeStats
 
 CHECKS = {"hf": "none", "plain": "hf", "eagle2": "plain", "chain": "plain"}
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
 from eagle.eval import harness, runner
 from eagle.eval.answers import Answer
 from eagle.eval.identity import answers_identity, evaluation_identity
 from eagle.eval.methods import Method, make_methods, rotated
-from eagle.eval.prompt import Prompt
-from eagle.eval.prompt_set import recipe_prompts
 from eagle.eval.settings import Setting
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.zoo.catalogue import zoo_folder
+from eagle.eval.suites.prompt import Prompt
+from eagle.eval.suites.prompt_set import recipe_prompts
+from eagle.formats.checkpoint import save_head
+from eagle.formats.zoo.catalogue import zoo_folder
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 
 torch.set_num_threads(1)

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import Recipe, read_recipe
 from eagle.eval import identity
-from eagle.eval.check import check_exact
-from eagle.eval.check_distribution import check_distribution
-from eagle.eval.decoding import compare_decoding
+from eagle.eval.checks.check import check_exact
+from eagle.eval.checks.distribution import check_distribution
 from eagle.eval.harness import evaluate
 from eagle.eval.identity import evaluation_identity
-from eagle.eval.prompt_set import recipe_prompts
-from eagle.eval.quality import compare_quality
-from eagle.target import Target
+from eagle.eval.quality.decoding import compare_decoding
+from eagle.eval.quality.quality import compare_quality
+from eagle.eval.suites.prompt_set import recipe_prompts
+from eagle.formats.checkpoint import save_head
+from eagle.target.target import Target
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 

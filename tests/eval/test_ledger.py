@@ -8,23 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import DecodeConfig, Recipe, read_recipe
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.draft.tree import DraftTree
 from eagle.eval import harness
-from eagle.eval import ledger as ledgers
 from eagle.eval.answers import Answer, Request
-from eagle.eval.cost import DraftCost, Standing, TargetCost, Timing, measure_draft, measure_target, resized, states
-from eagle.eval.flops import target_flops
-from eagle.eval.ledger import Fit, halves
-from eagle.eval.ledger_lines import ledger_lines
-from eagle.eval.prompt import Prompt
+from eagle.eval.ledger.cost import (
+    DraftCost,
+    Standing,
+    TargetCost,
+    Timing,
+    measure_draft,
+    measure_target,
+    resized,
+    states,
+)
+from eagle.eval.ledger.flops import target_flops
+from eagle.eval.ledger.ledger import Fit, halves
+from eagle.eval.ledger.ledger import ledger as ledgers
+from eagle.eval.ledger.lines import ledger_lines
 from eagle.eval.schema import problems, results_schema
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import falls_through_one
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.tree import DraftTree
+from eagle.eval.suites.prompt import Prompt
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import DecodeConfig, read_recipe
 from eagle.eval import harness
 from eagle.eval.methods import Method, make_methods
 from eagle.eval.settings import parse_setting
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from eagle import cli
-from eagle.checkpoint import load_head, save_head
+from eagle.cli import main as cli
+from eagle.cli import parity as module
+from eagle.cli.parity import decoder_logits, parity, training_logits
 from eagle.config import TargetConfig
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
-from eagle.eval import parity as module
-from eagle.eval.parity import decoder_logits, parity, training_logits
-from eagle.eval.rounding import shaken
+from eagle.eval.checks.rounding import shaken
+from eagle.formats.checkpoint import load_head, save_head
 from eagle.formats.registry import EXPORTED
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.vocab import DraftVocabulary
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
+from eagle.target.target import Target
 from tests.exact import TOLERANCE, head_in_float64, in_float64, same
 from tests.tiny import VOCAB, save_tiny_target
 

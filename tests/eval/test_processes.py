@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.checkpoint import save_head
 from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
 from eagle.eval.__main__ import main
 from eagle.eval.answers import AnswerLog
 from eagle.eval.harness import evaluate
 from eagle.eval.processes import cost, share
-from eagle.eval.prompt import Prompt
-from eagle.target import Target
+from eagle.eval.suites.prompt import Prompt
+from eagle.formats.checkpoint import save_head
+from eagle.target.target import Target
 from tests.eval.test_answers import IDENTITY, request
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle.errors import EagleError
-from eagle.eval.prompt_set import FOLDER, Prompt, load_prompts, prompts_sha256, shipped_prompts, spread
+from eagle.eval.suites.prompt_set import FOLDER, Prompt, load_prompts, prompts_sha256, shipped_prompts, spread
 
 
 def prompt(number: int, category: str) -> Prompt:

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.methods import make_methods
-from eagle.eval.prompt import Prompt
 from eagle.eval.record_steps import _choose, record_steps, record_trees
-from eagle.eval.report_tree import MOST_DRAWN, tree_picture, visible
+from eagle.eval.report.tree_part import MOST_DRAWN, tree_picture, visible
 from eagle.eval.settings import parse_setting
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
+from eagle.eval.suites.prompt import Prompt
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)

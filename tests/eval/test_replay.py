@@ -5,19 +5,19 @@ import itertools
 import pytest
 import torch
 
-from eagle.arguments import resolve
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import make_drafter
+from eagle.decode.arguments import resolve
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import make_drafter
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.tuning import TreeSettings
 from eagle.eval.batch_answer import answer_batch
-from eagle.eval.calibration import ConfidenceCounts
-from eagle.eval.replay import Replay, joined, record
 from eagle.eval.settings import Setting, parse_setting
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
-from eagle.tuning import TreeSettings
-from eagle.verify import Coupled
+from eagle.eval.tuner.calibration import ConfidenceCounts
+from eagle.eval.tuner.replay import Replay, joined, record
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
+from eagle.verify.coupled import Coupled
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)

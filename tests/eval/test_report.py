@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.errors import EagleError
-from eagle.eval.compare import comparison, differences
-from eagle.eval.report import REPORT, _letters, render, rerender, write_results
-from eagle.eval.report_facts import tiles
-from eagle.eval.report_plots import bins
+from eagle.eval.report.compare import comparison, differences
+from eagle.eval.report.facts import tiles
+from eagle.eval.report.page import REPORT, _letters, render, rerender, write_results
+from eagle.eval.report.plots import bins
+from eagle.eval.report.verdict import verdict
 from eagle.eval.results import load_results, read_results
-from eagle.eval.verdict import verdict
 from tests.eval.page import Element, read_page, rows_of
 from tests.eval.report_case import EVIL, full_result
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle.eval.report import render
+from eagle.eval.report.page import render
 from eagle.eval.results import summary_markdown
 from tests.eval.page import Element, read_page
 from tests.eval.report_case import EVIL, full_result

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from eagle.checkpoint import save_head
 from eagle.config import read_recipe
 from eagle.eval.figures import DEFINITIONS, Figures
 from eagle.eval.harness import evaluate
 from eagle.eval.results import footnotes, headline
 from eagle.eval.schema import FORMAT, problems, results_schema
-from eagle.target import Target
+from eagle.formats.checkpoint import save_head
+from eagle.target.target import Target
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 

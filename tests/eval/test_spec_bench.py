@@ -9,8 +9,8 @@ import pytest
 
 from eagle.eval.answers import Answer, Request
 from eagle.eval.figures import figures
-from eagle.eval.prompt import Prompt
-from eagle.eval.spec_bench import write_answer_files
+from eagle.eval.suites.prompt import Prompt
+from eagle.eval.suites.spec_bench import write_answer_files
 from tests.tiny import tiny_tokenizer
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

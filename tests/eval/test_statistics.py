@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle.errors import EagleError
-from eagle.eval.chi_square import main
+from eagle.eval.checks.chi_square import main
 from eagle.eval.results import ratio_text
 from eagle.eval.statistics import (
     ChiSquare,

@@ -8,8 +8,8 @@ import pytest
 
 from eagle.config import EvalConfig
 from eagle.errors import EagleError
-from eagle.eval.prompt_set import load_prompts, load_sets, recipe_prompts
-from eagle.eval.suites import SPEC_BENCH_TASK, SUITES
+from eagle.eval.suites.prompt_set import load_prompts, load_sets, recipe_prompts
+from eagle.eval.suites.suites import SPEC_BENCH_TASK, SUITES
 
 SIX = {"mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"}
 

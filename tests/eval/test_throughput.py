@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import DecodeConfig, read_recipe
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import throughput
 from eagle.eval.batch_answer import BatchAnswer
-from eagle.eval.confirm import _measured
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
 from eagle.eval.throughput import BatchPoint, crossing, main, measure
-from eagle.eval.tree_search import NO_DRAFTING
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.stats import DecodeStats
-from eagle.target import Target
+from eagle.eval.tuner.confirm import _measured
+from eagle.eval.tuner.tree_search import NO_DRAFTING
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.stats import DecodeStats
+from eagle.target.target import Target
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from eagle.eval.cost import DraftCost, TargetCost, Timing
-from eagle.eval.replay import NEVER, Replay
-from eagle.eval.tree_search import NO_DRAFTING, Prices, budget_curve, different, forecast, search, sizes
-from eagle.tuning import TreeSettings
+from eagle.draft.tuning import TreeSettings
+from eagle.eval.ledger.cost import DraftCost, TargetCost, Timing
+from eagle.eval.tuner.replay import NEVER, Replay
+from eagle.eval.tuner.tree_search import NO_DRAFTING, Prices, budget_curve, different, forecast, search, sizes
 
 TOP_KS, DEPTH, POSITIONS = (1, 2), 3, 12
 

@@ -11,27 +11,27 @@ import pytest
 import torch
 from datasets import Dataset
 
-from eagle.checkpoint import save_head
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import DecodeConfig, Recipe, read_recipe
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import make_drafter, published
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import make_drafter, published
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.tuning import TreeSettings, read_tuned
 from eagle.errors import EagleError
 from eagle.eval import harness, tune_prompts
-from eagle.eval import tune as tuning
 from eagle.eval.batch_answer import BatchAnswer
-from eagle.eval.confirm import Measured
-from eagle.eval.cost import DraftCost, TargetCost, Timing
-from eagle.eval.replay import Replay
+from eagle.eval.ledger.cost import DraftCost, TargetCost, Timing
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
-from eagle.eval.tree_search import NO_DRAFTING, Prices
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.rules import make_rule
-from eagle.stats import DecodeStats
-from eagle.target import Target
-from eagle.tuning import TreeSettings, read_tuned
+from eagle.eval.tuner import tune as tuning
+from eagle.eval.tuner.confirm import Measured
+from eagle.eval.tuner.replay import Replay
+from eagle.eval.tuner.tree_search import NO_DRAFTING, Prices
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.sample.stats import DecodeStats
+from eagle.target.target import Target
+from eagle.verify.rules import make_rule
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 
@@ -272,9 +272,9 @@ def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_
 def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evaluation_leaves(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from eagle.chat import prompt_ids
     from eagle.data.prepare import load_prepared, prepare
-    from eagle.eval.tune_prompts import tuning_prompts
+    from eagle.eval.tuner.prompts import tuning_prompts
+    from eagle.target.prompt import prompt_ids
 
     recipe = recipe_in(folder, "--tune.prompts=[]", "--eval.limit=1", "--data.validation_fraction=0.3")
     target = Target.from_config(recipe.target)

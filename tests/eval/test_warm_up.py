@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from eagle import static_cache
-from eagle.chat import prompt_ids
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.drafters import make_drafter
-from eagle.eval import confirm as confirming
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode.make import make_drafter
+from eagle.draft.by_head import HeadDrafter
+from eagle.draft.tuning import TreeSettings
 from eagle.eval import throughput
 from eagle.eval.answers import Answer, AnswerLog
-from eagle.eval.confirm import confirm
 from eagle.eval.methods import make_methods
-from eagle.eval.prompt import Prompt
 from eagle.eval.runner import SHORT_REPLY, Runner
 from eagle.eval.settings import parse_setting
-from eagle.eval.tree_search import NO_DRAFTING
+from eagle.eval.suites.prompt import Prompt
+from eagle.eval.tuner import confirm as confirming
+from eagle.eval.tuner.confirm import confirm
+from eagle.eval.tuner.tree_search import NO_DRAFTING
 from eagle.eval.warm_up import capacity, warm_ups
-from eagle.head_drafter import HeadDrafter
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.progress import ProgressBar
-from eagle.rules import make_rule
-from eagle.target import Target
-from eagle.tuning import TreeSettings
+from eagle.target import fixed_cache as static_cache
+from eagle.target.prompt import prompt_ids
+from eagle.target.target import Target
+from eagle.verify.rules import make_rule
 from tests.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)

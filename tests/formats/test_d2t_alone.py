@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.errors import EagleError
 from eagle.formats.read import read_head
 from tests import eagle3_reference as reference

@@ -9,17 +9,17 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from eagle.checkpoint import save_head
 from eagle.config import TargetConfig
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
+from eagle.formats.checkpoint import save_head
 from eagle.formats.compare import difference
 from eagle.formats.read import read_head
 from eagle.formats.registry import EXPORTED, FORMATS
 from eagle.formats.target_facts import TargetFacts
 from eagle.formats.write import drop_idle_bias, export_head, write_export
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.vocab import DraftVocabulary
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
 from tests.tiny import save_tiny_target
 
 LAYERS, V, D = 8, 384, 90

@@ -12,16 +12,16 @@ import torch
 import yaml
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from eagle import export_cli
-from eagle.checkpoint import head_hash, load_head, save_head
-from eagle.cli import main
+from eagle.cli import export as export_cli
+from eagle.cli.export import push_to_hub
+from eagle.cli.main import main
 from eagle.config import TargetConfig
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
-from eagle.export_cli import push_to_hub
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.loading import load_config
-from eagle.target import Target
+from eagle.formats.checkpoint import head_hash, load_head, save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.target.loading import load_config
+from eagle.target.target import Target
 from tests.eval.report_case import full_result
 from tests.tiny import save_tiny_target
 

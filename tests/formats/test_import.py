@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
-from eagle.cli import main
-from eagle.eagle3_head import Eagle3Head
+from eagle.cli.main import main
 from eagle.errors import EagleError
+from eagle.formats.checkpoint import load_head
 from eagle.formats.read import Overrides, ReadHead, read_head
 from eagle.formats.registry import FORMATS
-from eagle.vocab import DraftTokens
+from eagle.heads.eagle3 import Eagle3Head
+from eagle.heads.vocabulary import DraftTokens
 from tests import eagle3_reference as reference
 from tests.exact import same
 from tests.formats import folders

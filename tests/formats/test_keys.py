@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from eagle.checkpoint import load_head, save_head
-from eagle.cli import main
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
+from eagle.cli.main import main
 from eagle.errors import EagleError
 from eagle.formats import keys
+from eagle.formats.checkpoint import load_head, save_head
 from eagle.formats.read import ReadHead, read_head
 from eagle.formats.registry import FORMATS
-from eagle.heads import EagleHeadConfig
-from eagle.vocab import DraftTokens, DraftVocabulary
+from eagle.heads.eagle1 import EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
 from tests import eagle3_reference as reference
 from tests.formats import folders
 from tests.tiny import VOCAB, save_tiny_target

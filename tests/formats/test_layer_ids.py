@@ -4,8 +4,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from eagle.errors import EagleError
-from eagle.formats.layer_ids import sglang_applied, sglang_default, sglang_ids
 from eagle.formats.targets import SERVING, unserved
+from eagle.heads.layer_ids import sglang_applied, sglang_default, sglang_ids
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
-from eagle.cli import main
+from eagle.cli.main import main
 from eagle.config import TargetConfig
 from eagle.errors import EagleError
+from eagle.formats.checkpoint import save_head
 from eagle.formats.target_facts import settings_as_trained
-from eagle.heads import EagleHead, EagleHeadConfig
-from eagle.target import Target
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.target.target import Target
 from tests.tiny import save_tiny_target
 
 PINNED = {"model": "a/b", "revision": "abc", "dtype": "bfloat16", "trust_remote_code": True, "device": "cuda:3"}

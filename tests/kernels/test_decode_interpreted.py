@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import Backend, record, using
-from eagle.target import Target
+from eagle.target.target import Target
 from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model, tiny_tokenizer
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder, SpeculativeOutput
+from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
 from eagle.kernels.dispatch import Backend
-from eagle.target import Target
-from eagle.vocab import DraftVocabulary
+from eagle.target.target import Target
 from tests.head_drafters import static_drafter
 from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model
@@ -131,7 +131,7 @@ def test_what_kernels_cannot_express_is_refused_or_left_to_the_host(
         asked.append((kernel, refusal))
         return "triton" if refusal is None else "reference"
 
-    monkeypatch.setattr("eagle.verifier.chosen", as_on_a_gpu)
+    monkeypatch.setattr("eagle.verify.verifier.chosen", as_on_a_gpu)
     out = decode(decoder, "auto", **arguments)
     assert {kernel for kernel, refusal in asked if refusal} == {"sample", "verify"}
     assert out.sequences.tolist() == expected.sequences.tolist()
@@ -150,7 +150,7 @@ def test_rules_without_a_kernel_are_refused_at_once(target: Target, rule: str) -
 def test_rows_are_verified_in_parts_that_their_logits_fit_into(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part with its own rows' seeds and settings."""
     decoder, sampled = SpeculativeDecoder(target), dict(PLAIN, temperature=[1.0, 0.7])
-    monkeypatch.setattr("eagle.verifier.MOST_LOGITS", 1)
+    monkeypatch.setattr("eagle.verify.verifier.MOST_LOGITS", 1)
     expected, got = decode(decoder, "reference", **sampled), decode(decoder, "triton", **sampled)
     assert got.sequences.tolist() == expected.sequences.tolist()
     assert got.stats is not None

@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eagle import verifier
 from eagle.config import DecodeConfig
-from eagle.decode import SpeculativeDecoder
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.decode.decoder import SpeculativeDecoder
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
 from eagle.kernels import dispatch
 from eagle.kernels.commit import triton as commit
 from eagle.kernels.noise import triton as noise
@@ -24,10 +24,10 @@ from eagle.kernels.tree_attention import triton as tree_attention
 from eagle.kernels.tree_build import triton as tree_build
 from eagle.kernels.verify import triton as verify
 from eagle.kernels.verify.reference import Decisions, Tree, Walks
-from eagle.target import Target
-from eagle.verifier import Verifier
-from eagle.verify import Walk
-from eagle.vocab import DraftVocabulary
+from eagle.target.target import Target
+from eagle.verify import verifier
+from eagle.verify.coupled import Walk
+from eagle.verify.verifier import Verifier
 from tests.tiny import tiny_model
 
 SAMPLED: dict[str, Any] = dict(do_sample=True, temperature=[0.8, 0.0], top_p=0.9, seed=1)
@@ -37,7 +37,7 @@ SAMPLED: dict[str, Any] = dict(do_sample=True, temperature=[0.8, 0.0], top_p=0.9
 def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch gives tensors of the right shapes without contents."""
     monkeypatch.setattr(dispatch, "missing", lambda device: None)
-    monkeypatch.setattr("eagle.decode.missing", lambda device: None)
+    monkeypatch.setattr("eagle.decode.decoder.missing", lambda device: None)
     monkeypatch.setattr(tree_attention, "launch", lambda query, key, value, **rest: torch.empty_like(query))
     monkeypatch.setattr(commit, "launch", lambda group, **rest: None)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The sampling kernel: its reference is eagle/sampling.py row by row, and the Triton version is its reference."""
+"""The sampling kernel: its reference is eagle/sample/sampling.py row by row, and the Triton version is its reference."""
 
 import math
 from collections import Counter
@@ -14,8 +14,8 @@ from eagle.kernels import dispatch
 from eagle.kernels.sample.op import CAPACITY, sample, sample_and_describe
 from eagle.kernels.sample.reference import Choice, scores
 from eagle.kernels.sample.settings import RowSettings
-from eagle.processing import UnsoundScoresError
-from eagle.sampling import RowSampler, Sampling, keep
+from eagle.sample.processing import UnsoundScoresError
+from eagle.sample.sampling import RowSampler, Sampling, keep
 from tests.kernels.poison import poisoned
 
 __all__ = ["poisoned"]

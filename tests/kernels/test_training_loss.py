@@ -11,12 +11,12 @@ import torch
 
 from eagle.data import chunks
 from eagle.errors import EagleError
+from eagle.heads.vocabulary import DraftTokens
 from eagle.kernels.dispatch import record, using
 from eagle.train.draftable import Draftable
 from eagle.train.loop import train
 from eagle.train.objective import Objective
 from eagle.train.step import batch_losses
-from eagle.vocab import DraftTokens
 from tests.kernels.interpreted import INTERPRETED
 from tests.kernels.poison import poisoned
 from tests.train.batch_cases import random_batch, small_head, small_tokens

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.attention import TreeStep
 from eagle.kernels.tree_attention.reference import masked_attention, own_bits, tree_mask, unpack_bits
 from eagle.kernels.tree_build.reference import ancestry
+from eagle.target.attention import TreeStep
 from tests.exact import same
 
 

@@ -6,17 +6,17 @@ from collections import Counter
 import pytest
 import torch
 
+from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
 from eagle.kernels import dispatch
 from eagle.kernels.sample.op import sample, sample_and_describe
 from eagle.kernels.sample.settings import RowSettings
 from eagle.kernels.verify.op import coupled_walk, decide, rejection_walk, walk
 from eagle.kernels.verify.reference import Tree, Walks
-from eagle.noise import FINALS, coin
-from eagle.sampling import RowSampler, Sampling, draw
-from eagle.tree import DraftTree
-from eagle.verify import Coupled, Rule
-from eagle.verify_rejection import Rejection
+from eagle.sample.noise import FINALS, coin
+from eagle.sample.sampling import RowSampler, Sampling, draw
+from eagle.verify.coupled import Coupled, Rule
+from eagle.verify.rejection import Rejection
 from tests.kernels.poison import poisoned
 
 __all__ = ["poisoned"]

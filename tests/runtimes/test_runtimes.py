@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eagle.cli.parity import training_logits
 from eagle.config import TargetConfig
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from eagle.eval.parity import training_logits
+from eagle.formats.lint.check import lint
 from eagle.formats.registry import FORMATS
 from eagle.formats.target_facts import TargetFacts
 from eagle.formats.write import export_head, write_export
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.lint import lint
-from eagle.target import Target
-from eagle.vocab import DraftVocabulary
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
+from eagle.target.target import Target
 from tests.runtimes import reference_loader, sglang_loader, speculators_loader, vllm_loader
 from tests.runtimes.loaded import Loaded
 from tests.tiny import VOCAB, save_tiny_target

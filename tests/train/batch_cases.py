@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.token_layers import TokenLayers
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
+from eagle.target.token_layers import TokenLayers
 from eagle.train.batches import Batch
-from eagle.vocab import DraftTokens, DraftVocabulary
 
 HIDDEN, VOCAB = 16, 50
 IDS = (1, 4, 5, 9, 17, 18, 20, 23, 30, 31, 33, 34, 36, 40, 41, 45, 46, 48, 49)

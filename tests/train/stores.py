@@ -10,7 +10,7 @@ import torch
 
 from eagle.config import DataConfig, HeadConfig, Recipe, TargetConfig, TrainConfig
 from eagle.data.store import shard_path, write_manifest, write_shard
-from eagle.token_layers import TokenLayers
+from eagle.target.token_layers import TokenLayers
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
 
 SMALL: dict[str, Any] = {

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import HeadConfig, Recipe, as_dict
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
+from eagle.formats.checkpoint import load_head
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_loop import metrics_of

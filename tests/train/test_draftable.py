@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eagle.token_layers import TokenLayers
+from eagle.target.token_layers import TokenLayers
 from eagle.train import draftable as module
 from eagle.train.batches import Batch
 from eagle.train.draftable import Draftable

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import DataConfig, FeaturesConfig, HeadConfig, Recipe, TargetConfig, TrainConfig
 from eagle.data.features import extract
 from eagle.data.prepare import prepare
 from eagle.data.store import FeatureStore
-from eagle.decode import SpeculativeDecoder
-from eagle.eagle3_head import Eagle3Head
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.target import Target
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle3 import Eagle3Head
+from eagle.heads.vocabulary import DraftVocabulary
+from eagle.target.target import Target
 from eagle.train import run
 from eagle.train.loop import train
-from eagle.vocab import DraftVocabulary
 from tests.tiny import VOCAB, save_tiny_target, write_conversations
 from tests.train.stores import SMALL, with_train
 from tests.train.test_step import metrics_of

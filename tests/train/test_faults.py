@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import as_dict
 from eagle.data import store
+from eagle.formats.checkpoint import load_head
 from eagle.train import checkpoints
 from eagle.train.__main__ import main
 from eagle.train.loop import train

@@ -9,12 +9,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from eagle.checkpoint import load_head
 from eagle.config import Recipe
 from eagle.data.documents import Document
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.token_layers import TokenLayers
+from eagle.formats.checkpoint import load_head
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.target.token_layers import TokenLayers
 from eagle.train import run
 from eagle.train.batches import Order
 from eagle.train.least_squares import start_linear

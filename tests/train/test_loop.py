@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import load_head
 from eagle.config import TrainConfig
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
+from eagle.formats.checkpoint import load_head
 from eagle.train import checkpoints, loop, run
 from eagle.train.loop import train
 from eagle.train.schedule import learning_rate, total_steps

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from eagle.data import chunks
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
+from eagle.heads.vocabulary import DraftTokens
 from eagle.train.batches import Batch
 from eagle.train.divergences import DIVERGENCES
 from eagle.train.draftable import Draftable
 from eagle.train.loss import Losses, draft_losses
 from eagle.train.objective import Objective
-from eagle.vocab import DraftTokens
 from tests.train.batch_cases import HIDDEN, IDS, VOCAB, random_batch, small_head, small_tokens
 from tests.train.test_divergences import PLAIN
 

@@ -9,13 +9,13 @@ from torch.nn import functional
 
 from eagle.data import chunks
 from eagle.data.store import Document
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
-from eagle.heads import DraftHead, EagleHead, EagleHeadConfig
-from eagle.token_layers import TokenLayers
+from eagle.heads.eagle1 import DraftHead, EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
+from eagle.target.token_layers import TokenLayers
 from eagle.train.divergences import DIVERGENCES
 from eagle.train.metrics import Tally, tally_document
 from eagle.train.objective import Objective
-from eagle.vocab import DraftTokens, DraftVocabulary
 from tests.tiny import tiny_model
 
 DEPTH = 3

@@ -9,14 +9,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from eagle.cli.run import run as run_all
 from eagle.config import DataConfig, FeaturesConfig, HeadConfig, Recipe, TargetConfig, TrainConfig
 from eagle.data.features import extract
 from eagle.data.online import TargetDocuments, open_documents
 from eagle.data.prepare import prepare
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
-from eagle.run import run as run_all
-from eagle.target import Target
+from eagle.target.target import Target
 from eagle.train import run
 from eagle.train.loop import train
 from tests.exact import same

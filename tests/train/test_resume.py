@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from eagle.config import HeadConfig, Recipe, as_dict
 from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
-from eagle.target import weights_hash
+from eagle.target.target import weights_hash
 from eagle.train import checkpoints, loop, run
 from eagle.train.loop import train
 from tests.tiny import tiny_model

@@ -9,13 +9,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from eagle.checkpoint import load_head
 from eagle.config import DecodeConfig, Recipe
 from eagle.data.store import FeatureStore
-from eagle.decode import SpeculativeDecoder
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.stats import AcceptanceLength
-from eagle.target import Target
+from eagle.formats.checkpoint import load_head
+from eagle.sample.stats import AcceptanceLength
+from eagle.target.target import Target
 from eagle.train import loop, selection
 from eagle.train.checkpoints import Progress
 from eagle.train.loop import train

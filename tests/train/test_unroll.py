@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.heads import DraftHead
+from eagle.heads.eagle1 import DraftHead
 from eagle.train.batches import Batch
 from eagle.train.unroll import Between, Checkpointing, unroll
 from tests.train.batch_cases import HIDDEN, random_batch, small_head, small_tokens

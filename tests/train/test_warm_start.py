@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.checkpoint import save_head
 from eagle.config import HeadConfig, Recipe
-from eagle.eagle3_head import Eagle3Head, Eagle3HeadConfig
 from eagle.errors import EagleError
-from eagle.heads import EagleHead, EagleHeadConfig
+from eagle.formats.checkpoint import save_head
+from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
+from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from eagle.heads.vocabulary import DraftVocabulary
 from eagle.train.loop import train
 from eagle.train.warm_start import start_from, verdict
-from eagle.vocab import DraftVocabulary
 from tests.tiny import VOCAB, tiny_model
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of

@@ -1,0 +1,19 @@
+"""`eagle report`: the page of an evaluation from its results.json, without measuring anything."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `eagle report`."""
+    parser.description = (
+        "Makes report.html and summary.md anew from results.json, without measuring anything. With several folders: one table "
+        "on the terminal that puts their main figures side by side (ratios of different machines or prompts do not compare)."
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what eagle eval wrote: OUTPUT_DIR/eval")
+
+
+def report(options: argparse.Namespace) -> int:
+    """Writes the pages, prints where they lie, and the comparison of several."""
+    from eagle.eval.report.page import main
+
+    return main(options.folders)
