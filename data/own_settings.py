@@ -1,7 +1,7 @@
 """What the target's own generation config does to its answers: regeneration follows it, as a server would.
 
-Processors and filters are those that `generate` honours (eagle/sample/processors.py, eagle/sample/sampling.py); whatever else a config asks
-for is refused by name. Temperature and length are the recipe's.
+Processors and filters are those that `generate` honours (eagle/sample/processors.py, eagle/sample/sampling.py); whatever else
+a config asks for is refused by name. Temperature and length are the recipe's.
 """
 
 from typing import Any

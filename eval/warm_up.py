@@ -1,8 +1,9 @@
 """What is answered before anything is timed.
 
 A few tokens are enough for allocations, caches and compilation. Not for the graphs of the engine "cudagraph": they belong to
-buffers of one capacity each (eagle/target/fixed_cache.py), which follows from the prompt's length and the longest answer's, and a graph
-that is captured within a request is timed with it. There every capacity that will be met is met before, by a whole answer.
+buffers of one capacity each (eagle/target/fixed_cache.py), which follows from the prompt's length and the longest answer's,
+and a graph that is captured within a request is timed with it. There every capacity that will be met is met before, by a
+whole answer.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """How far two right ways of computing one thing may lie apart in a test, and float64 copies for what a choice hangs on.
 
 A processor's kernels, other shapes of a product and other threads round otherwise, and what rounding becomes on its way
-through a model follows from the weights (eagle/eval/checks/rounding.py). Where the outcome is a choice (which tokens a tree holds) or
-is made of many steps (the depths of a draft), both ways are computed in float64.
+through a model follows from the weights (eagle/eval/checks/rounding.py). Where the outcome is a choice (which tokens a tree
+holds) or is made of many steps (the depths of a draft), both ways are computed in float64.
 """
 
 import copy

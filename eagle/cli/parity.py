@@ -6,8 +6,8 @@ The judge is the training module: `unroll` (eagle/train/unroll.py) over the targ
 - each file format: the head exported to it, imported again, and run as the training module; also the largest difference of
   any weight.
 All in float32; what may lie between them follows from how far rounding alone moves the judge at that depth
-(eagle/eval/checks/rounding.py). Depth k predicts the token k places behind the root; a chain of k - 1 drafted tokens lies between.
-T tokens, D draft vocabulary.
+(eagle/eval/checks/rounding.py). Depth k predicts the token k places behind the root; a chain of k - 1 drafted tokens lies
+between. T tokens, D draft vocabulary.
 """
 
 import dataclasses

@@ -105,8 +105,8 @@ def resolve(
     others copies of them. seed: an int (rows get `eagle.sample.noise.row_seeds` of it), one per sequence returned, or None (drawn
     from torch's global generator where anything is sampled, 0 where all rows are greedy).
     filter_order: see eagle.sample.sampling.Sampling. presence_penalty, frequency_penalty: see eagle.sample.penalties.
-    preset: a template of eagle.sample.presets; keywords go over its temperature, top_p, top_k and max_new_tokens, within its bounds.
-    keywords: those of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0:
+    preset: a template of eagle.sample.presets; keywords go over its temperature, top_p, top_k and max_new_tokens, within its
+    bounds. keywords: those of GenerationConfig; temperature, top_k, top_p and min_p also as one value per row (temperature 0:
     greedy); with num_beams above 1 also search, sample_first, prune_relative, prune_absolute and prune_local
     (eagle.decode.beam_settings.BeamSettings). As in Hugging Face an explicit None switches off (eos_token_id, top_k), and
     sampling without a top_k keeps 50 tokens. Without a length limit: 256 new tokens.

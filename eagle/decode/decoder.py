@@ -113,9 +113,9 @@ class SpeculativeDecoder:
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, zoo name, hub id, loaded head, or None.
 
         decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the fastest engine, or
-        the one that the target was given). rule: how they are verified, by name or made by eagle.verify.rules.make_rule (None: what
-        `decode` says). draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig (dtype, device,
-        revision ...), for a target that is yet to be loaded.
+        the one that the target was given). rule: how they are verified, by name or made by eagle.verify.rules.make_rule
+        (None: what `decode` says). draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig
+        (dtype, device, revision ...), for a target that is yet to be loaded.
         Raises EagleError when the head or the draft model does not fit the target, or is missing, and for what would have
         no effect.
         """
@@ -265,8 +265,8 @@ class SpeculativeDecoder:
     def _cycle(self, batch: _Batch) -> list[list[int]]:
         """Drafts a tree per row, verifies them in one forward, commits the accepted paths. Returns each row's block.
 
-        Trees are grown, run and walked where the target is; what was accepted is read once (eagle/verify/verifier.py), and only there
-        does the host wait for a device on which the kernels run. All that is launched behind it comes from the host.
+        Trees are grown, run and walked where the target is; what was accepted is read once (eagle/verify/verifier.py), and
+        only there does the host wait for a device on which the kernels run. All that is launched behind it comes from the host.
         """
         with batch.clock("draft_ms"):
             tree = self._propose(batch)

@@ -229,8 +229,8 @@ class Target:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer: all that any source names (eagle/target/endings.py). `generate` keeps to the generation config, as
-        Hugging Face's does; what answers a conversation passes these."""
+        """Ids that end an answer: all that any source names (eagle/target/endings.py). `generate` keeps to the generation
+        config, as Hugging Face's does; what answers a conversation passes these."""
         sources = eos_sources(self.model, self.tokenizer)
         return tuple(dict.fromkeys(token for ids in sources.values() for token in ids))
 

@@ -1,9 +1,9 @@
 """`eagle tune`: which draft tree is the fastest for this head, on this machine, with this engine - or none at all.
 
 1. The target answers held-out prompts. 2. The head drafts at every position of the answers, widely, and what any tree would
-have had accepted is read off (eagle/eval/tuner/replay.py). 3. The cycle's parts are timed (eagle/eval/ledger/cost.py). 4. Every tree is
-priced. 5. The best few decode the second half of the prompts in earnest, in turn with plain decoding and the trees that were
-published, and the fastest is kept in tuned.json beside the head.
+have had accepted is read off (eagle/eval/tuner/replay.py). 3. The cycle's parts are timed (eagle/eval/ledger/cost.py). 4.
+Every tree is priced. 5. The best few decode the second half of the prompts in earnest, in turn with plain decoding and the
+trees that were published, and the fastest is kept in tuned.json beside the head.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Verification of draft trees in plain PyTorch: the judge of the Triton version. Rules: eagle/verify/coupled.py, verify_rejection.py.
+"""Verification of draft trees in plain PyTorch: the judge of the Triton version. Rules: coupled.py, rejection.py in eagle/verify.
 
 B rows, N nodes, R = B * N, V vocabulary, E nodes whose q is recorded, K the most nodes of a path. Parents come before their
 children, node 0 is the root.

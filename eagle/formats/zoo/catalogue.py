@@ -1,8 +1,8 @@
 """The heads that come with this package: eagle/formats/zoo/NAME is a head's folder with its papers.
 
 A folder holds config.json, model.safetensors (bfloat16), zoo.json (target, data, results in short), training.json, and what
-else eagle/cli/zoo_packing.py put there: recipe.yaml, results.json, metrics.jsonl, README.md. A path that exists is taken before a zoo
-name, a zoo name before a hub id.
+else eagle/cli/zoo_packing.py put there: recipe.yaml, results.json, metrics.jsonl, README.md. A path that exists is taken
+before a zoo name, a zoo name before a hub id.
 """
 
 import dataclasses
