@@ -6,8 +6,8 @@ same order.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -16,10 +16,27 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from eagle.errors import EagleError
 from eagle.heads.eagle1 import DraftHead
-from eagle.train.head_call import HeadCall
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, besides its count of steps."""
+
+
+Result = TypeVar("Result")
+
+
+class HeadCall(torch.nn.Module):
+    """The module that accelerate wraps: forward(work) -> work(head), inside the wrapped model's forward.
+
+    Strategies that spread the parameters (FSDP, ZeRO-3) have them whole only there, and DDP wants one forward per backward;
+    a training step calls the head several times and its logits by chunks.
+    """
+
+    def __init__(self, head: DraftHead):
+        super().__init__()
+        self.head = head
+
+    def forward(self, work: Callable[[DraftHead], Result]) -> Result:
+        return work(self.head)
 
 
 def bare(accelerator: Accelerator, model: torch.nn.Module) -> DraftHead:

@@ -8,7 +8,7 @@ processes and micro-steps.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -48,6 +48,8 @@ class Training:
     """The head in a HeadCall, as accelerate prepared it"""
     optimizer: torch.optim.Optimizer
     progress: checkpoints.Progress
+    say: Callable[[str], None]
+    """Prints a line, in one of the processes"""
 
     def autocast(self) -> torch.autocast:
         """bfloat16 for matrix products where train.precision says so; the weights stay float32."""

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from eagle.errors import EagleError
-from eagle.train.estimate import require_disk
+from eagle.train.checkpoints import require_disk
 from eagle.train.loop import train
 from tests.train.stores import tiny_recipe, write_tiny_store
 from tests.train.test_step import weights_of
 
 
 def _with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr("eagle.train.estimate.shutil.disk_usage", lambda _: type("Usage", (), {"free": free}))
+    monkeypatch.setattr("eagle.train.checkpoints.shutil.disk_usage", lambda _: type("Usage", (), {"free": free}))
 
 
 def test_too_small_a_disk_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

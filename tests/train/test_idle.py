@@ -6,8 +6,8 @@ import pytest
 
 from eagle.config import HeadConfig, Recipe, TargetConfig, TrainConfig
 from eagle.errors import EagleError
-from eagle.train.idle import refuse_idle_settings
 from eagle.train.objective import Objective
+from eagle.train.setup import refuse_idle_settings
 
 
 def _check(head: dict[str, Any], train: dict[str, Any]) -> None:

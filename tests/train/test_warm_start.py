@@ -13,8 +13,8 @@ from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from eagle.heads.vocabulary import DraftVocabulary
+from eagle.train.beginning import start_from, verdict
 from eagle.train.loop import train
-from eagle.train.warm_start import start_from, verdict
 from tests.tiny import VOCAB, tiny_model
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of
