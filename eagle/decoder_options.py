@@ -44,8 +44,8 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         default=None,
-        choices=["eager", "compiled", "cudagraph"],
-        help="how forwards run (default: the recipe's, or eager). compiled: packed matrices on a CPU, float32; "
+        choices=["auto", "eager", "compiled", "cudagraph"],
+        help="how forwards run (default: the recipe's, or auto: the fastest that can be had). compiled: packed matrices on a CPU, float32; "
         "cudagraph: captured graphs on one GPU. Trees of eagle tune hold for the engine they were tuned with",
     )
     tree = parser.add_argument_group(
