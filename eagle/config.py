@@ -157,8 +157,8 @@ class EvalConfig:
     methods: tuple[str, ...] = ("hf", "plain", "eagle2", "chain")
     """What is compared, in one interleaved run. hf: Hugging Face generate; hf-lookup: its prompt lookup; hf-assisted: its
     assisted decoding with decode.draft_model; plain: our loop without drafting (always needed); eagle2, static, chain, ngram,
-    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection; tuned: eagle2 with the tree of eagle tune; default: with
-    nothing said of its tree (eagle2 itself: decode.budget, top_k and depth, or what was published)."""
+    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection; tuned: eagle2 with the tree of eagle tune;
+    default: with nothing said of its tree (eagle2 itself: decode.budget, top_k and depth, or what was published)."""
     sampling: tuple[str, ...] = ("T=0",)
     """Settings every method answers under: "T=0", "T=0.7", "T=1 top_p=0.9" (top_k and min_p likewise)."""
     max_new_tokens: int = 128

@@ -45,8 +45,8 @@ def add_decoder_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         default=None,
         choices=["auto", "eager", "compiled", "cudagraph"],
-        help="how forwards run (default: the recipe's, or auto: the fastest that can be had). compiled: packed matrices on a CPU, float32; "
-        "cudagraph: captured graphs on one GPU. Trees of eagle tune hold for the engine they were tuned with",
+        help="how forwards run (default: the recipe's, or auto: the fastest that can be had). compiled: packed matrices on a "
+        "CPU, float32; cudagraph: captured graphs on one GPU. Trees of eagle tune hold for the engine they were tuned with",
     )
     tree = parser.add_argument_group(
         "draft tree",
