@@ -11,7 +11,7 @@ from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode.make import published
 from eagle.draft import tuning
-from eagle.draft.timed_trees import NODES, best_tree
+from eagle.draft.timed_trees import best_tree
 from eagle.draft.tuned import TunedDrafter
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, machine_name, read_tuned, write_tuned
 from eagle.errors import EagleError
@@ -171,12 +171,14 @@ def test_one_decoder_changes_its_tree_with_the_batch_and_the_temperature(folder:
 
 def test_a_timed_tree_grows_while_nodes_cost_little_and_none_is_taken_where_drafting_costs_more() -> None:
     free, dear = [1.0] * 7, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
-    assert best_tree(free, 0.0, batch=1).budget == NODES[-1]
+    assert best_tree(free, 0.0, batch=1).budget >= 16
     assert best_tree(dear, 0.1, batch=1) == NONE
     assert best_tree(free, 10.0, batch=1) == NONE
+    barely = [1.0, 1.0, 1.3, 1.56, 2.0, 3.0, 5.0]
+    assert best_tree(barely, 0.0, batch=1).budget == 2, "the smallest of those that are forecast nearly alike"
     modest = best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=1)
-    assert 3 <= modest.budget <= 8
-    assert best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=4).budget < modest.budget
+    assert 2 <= modest.budget <= 8
+    assert best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=4).budget <= modest.budget
 
 
 def test_published_fills_in_what_is_left_open() -> None:

@@ -25,8 +25,10 @@ from eagle.target.engine import Engine
 from eagle.target.machine_file import remembered, timings_file
 from eagle.target.target import Target
 
-PRIOR = tuple(0.45 * 0.4**rank for rank in range(4))
-"""Assumed acceptance of a node's likeliest child, of the next ... : a head of modest training (tau 2.2 with 60 nodes)."""
+PRIOR = tuple(0.38 * 0.3**rank for rank in range(4))
+"""Assumed acceptance of a node's likeliest child, of the next ... : a head of a million tokens on strangers' prompts."""
+WORTH_NODES = 1.03
+"""A larger tree must be forecast so much faster than a smaller one: timings are not surer, and a better head gains by both."""
 NODES = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 2, 4, 8, 16)
 PREFIX = 128
@@ -67,23 +69,23 @@ def timed_trees(target: Target, drafter: HeadDrafter, engine: Engine) -> TunedTr
 
 
 def best_tree(verify_ms: list[float], level_ms: float, *, batch: int) -> TreeSettings:
-    """The tree of the largest expected (1 + accepted) / (T_draft + T_target(n)) for a batch; no drafting where none gains.
+    """The tree of the largest expected (1 + accepted) / (T_draft + T_target(n)) for a batch, or the smallest that is nearly as
+    fast; no drafting where none gains.
 
     verify_ms: T_target for NODES nodes in all. level_ms: of drafting one level.
     """
     plain = float(np.interp(batch, NODES, verify_ms))
-    best, tree = 1.0, TreeSettings(drafter="none")
+    forecasts = [(1.0, TreeSettings(drafter="none"))]
     for depth in range(1, 5):
         for top_k in range(1, len(PRIOR) + 1):
             gains = expected_gains(depth, top_k)
-            for nodes in range(2, len(gains) + 2):
-                if batch * nodes > NODES[-1]:
-                    break
+            for nodes in range(2, min(len(gains) + 1, NODES[-1] // batch) + 1):
                 cycle = float(np.interp(batch * nodes, NODES, verify_ms)) + depth * level_ms
                 speedup = (1 + sum(gains[: nodes - 1])) * plain / cycle
-                if speedup > best:
-                    best, tree = speedup, TreeSettings(budget=nodes, top_k=top_k, depth=depth)
-    return tree
+                forecasts.append((speedup, TreeSettings(budget=nodes, top_k=top_k, depth=depth)))
+    enough = max(speedup for speedup, _ in forecasts) / WORTH_NODES
+    near = [(tree.budget, -speedup, number) for number, (speedup, tree) in enumerate(forecasts) if speedup >= enough]
+    return forecasts[min(near)[-1]][1]
 
 
 def expected_gains(depth: int, top_k: int) -> list[float]:

@@ -15,10 +15,10 @@ import torch
 
 from eagle.draft.dynamic_tree import tree_words
 from eagle.draft.published_tree import StaticTree
-from eagle.environment import hardware
 from eagle.errors import EagleError
 from eagle.files import write_json
 from eagle.target.engine import Engine
+from eagle.target.machine_file import machine_key
 
 FILE = "tuned.json"
 FORMAT = 1
@@ -86,11 +86,10 @@ class TunedTrees:
 
 
 def machine_name(device: torch.device) -> str:
-    """What a measurement of speed on this device depends on: the GPU's name, or the CPU's with the number of threads."""
+    """What a measurement of speed on this device depends on: the GPU's name, or what eagle/target/machine_file.py says of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    machine = hardware()
-    return f"{machine['cpu']}, {machine['torch_threads']} threads"
+    return machine_key()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
