@@ -86,8 +86,8 @@ class TunedTrees:
 
 
 def machine_name(device: torch.device) -> str:
-    """What a measurement of speed on this device depends on: the GPU's name, or what eagle/target/machine_file.py says of a
-     CPU.""" if device.type == "cuda":
+    """What a measurement of speed on this device depends on: the GPU's name, or eagle/target/machine_file.py's of a CPU."""
+    if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return machine_key()
 
