@@ -68,8 +68,8 @@ class Documents(Protocol):
         """The same documents for a head that reads these layers. Raises EagleError when they cannot be had."""
         ...
 
-    def fingerprint(self, *, with_name: bool = False) -> str:
-        """A hash of what a run learns from. with_name: as earlier versions took it, with the target's path or hub id."""
+    def fingerprint(self) -> str:
+        """A hash of what a run learns from."""
         ...
 
     def split(self, name: str) -> list[int]:

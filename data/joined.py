@@ -72,9 +72,9 @@ class JoinedStores:
         """The same documents as a head with these aux layers reads them. Raises EagleError when a store lacks one."""
         return JoinedStores([store.for_layers(aux_layers) for store in self.stores], kept=self._kept)
 
-    def fingerprint(self, *, with_name: bool = False) -> str:
+    def fingerprint(self) -> str:
         """Of all stores, in their order."""
-        return sha256_text(json.dumps([*(store.fingerprint(with_name=with_name) for store in self.stores), len(self)]))
+        return sha256_text(json.dumps([*(store.fingerprint() for store in self.stores), len(self)]))
 
     @property
     def repeated(self) -> int:

@@ -55,8 +55,6 @@ def _require_weights(store: FeatureStore, recipe: Recipe) -> None:
     if not recorded.get("weights_sha256"):
         return
     stamp, same_name = store.manifest.get(STAMP), recorded.get("model") == name
-    if stamp is None and same_name:
-        return  # of an earlier version, and nothing speaks against it
     now = weights_stamp(recipe.target)
     if now == stamp or (now is None and same_name):
         return  # the same files, or none here to compare

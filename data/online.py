@@ -105,9 +105,9 @@ class TargetDocuments:
         view.aux_layers = tuple(aux_layers)
         return view
 
-    def fingerprint(self, *, with_name: bool = False) -> str:
+    def fingerprint(self) -> str:
         """Of the target's identity and dtype and of what the prepared data was made from."""
-        target = self.target_identity if with_name else without_name(self.target_identity)
+        target = without_name(self.target_identity)
         parts = [target, str(self.target.dtype), self.manifest["fingerprint"]]
         return sha256_text(json.dumps(parts, sort_keys=True))
 

@@ -27,10 +27,6 @@ from eagle.progress import ProgressBar, console
 from eagle.target.loading import load_config, load_tokenizer, tokenizer_identity
 
 FORMAT = 1
-RULES = 2
-"""1 (not recorded then): the split went by the conversation's id, and loss flags of turns were not read."""
-_OF_RULES = ("rules", "vocab_size")
-"""Inputs that data of earlier rules does not have."""
 FEATURES = datasets.Features(
     {
         "id": datasets.Value("string"),
@@ -59,26 +55,16 @@ def prepare(recipe: Recipe) -> dict[str, Any]:
     renderer = Renderer(tokenizer, max_len=recipe.data.max_len, vocab_size=vocab_size)
     inputs = {
         **_inputs(recipe, sources, tokenizer_identity(tokenizer), rendering=renderer.version),
-        **dict(zip(_OF_RULES, (RULES, vocab_size), strict=True)),
+        "vocab_size": vocab_size,
     }
     fingerprint = sha256_text(json.dumps(inputs, sort_keys=True))
     directory = recipe.data_dir
     clear_leftovers(directory.parent, directory.name)
     found = _found_manifest(directory)
-    former = found is not None and _of_earlier_rules(found.get("inputs", {}), inputs)
-    same = found is not None and (former or found.get("fingerprint") == fingerprint)
-    if found is not None and same and (directory / "dataset").is_dir():
+    if found is not None and found.get("fingerprint") == fingerprint and (directory / "dataset").is_dir():
         counts = found["counts"]
         _check_skipped(recipe, rows=counts["rows"], skipped=sum(counts["skipped"].values()), reasons=_counted(counts))
         console.print(f"data: {directory} is complete and matches the recipe; nothing to do", markup=False)
-        if former:
-            console.print(
-                "data: an earlier version prepared it: its split goes by the conversations' ids, so that one conversation under "
-                "two ids may be on both sides (`eagle data inspect RECIPE` counts them), and loss flags of single turns were not "
-                f"read. It is kept, so that runs over it can go on; delete {directory} to prepare it anew",
-                markup=False,
-                soft_wrap=True,
-            )
         return found
     if found is not None:
         why = "; ".join(_differences(found.get("inputs", {}), inputs)) or "its data set is missing"
@@ -253,11 +239,6 @@ def _vocab_size(target: TargetConfig) -> int | None:
         return None
 
 
-def _of_earlier_rules(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the inputs are these but for the rules."""
-    return "rules" not in before and before == {key: value for key, value in now.items() if key not in _OF_RULES}
-
-
 def settings_of(config: DataConfig) -> dict[str, Any]:
     """The settings, besides its sources, that prepared data depends on."""
     return {
@@ -289,9 +270,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         before = old.get(key)
         if before == value:
             continue
-        if key == "rules":
-            yield "another version's rules of splitting"
-        elif key == "sources":
+        if key == "sources":
             names = {item["source"]: item["sha256"] for item in before or []}
             changed = [item["source"] for item in value if names.get(item["source"]) != item["sha256"]]
             gone = sorted(names.keys() - {item["source"] for item in value})

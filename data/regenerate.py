@@ -275,15 +275,15 @@ def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> Targ
         "max_prompt_tokens": settings.max_prompt_tokens,
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
-        **({"answers_begin_with": opened} if opened else {}),  # earlier versions left it out: `prepare` refused those
-        **({"generation_config": asked} if (asked := followed(target)) else {}),  # earlier versions did not follow it
+        "answers_begin_with": opened,
+        "generation_config": followed(target),
     }
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"
     if path.is_file():
         begun = read_json(path)
         require_same(begun, identity, what=f"the answer file {output}", remedy=remedy)
-        return target.as_before(begun.get("runs", {"engine": "eager"}))  # earlier versions knew no other there
+        return target.as_before(begun["runs"])
     if output.exists() and output.stat().st_size > 0:
         raise EagleError(f"{output} exists without {path.name}, so its settings are unknown; {remedy}")
     packages = ("eagle-draft-toolkit", "torch", "transformers", "tokenizers")

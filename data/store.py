@@ -43,7 +43,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": float8
 REBUILD = "delete the folder (or choose another output_dir) and run `eagle features RECIPE`"
 TOKEN_LAYERS = "token_layers.safetensors"
 STAMP = "target_weights_stamp"
-"""The manifest's field with `weights_stamp` of the target (eagle/data/target_files.py); stores of earlier versions lack it."""
+"""The manifest's field with `weights_stamp` of the target (eagle/data/target_files.py), where it has files."""
 _NAMES = {
     torch.int64: "I64",
     torch.int32: "I32",
@@ -147,7 +147,8 @@ def write_manifest(
 
 
 def require_same(got: Mapping[str, Any], expected: Mapping[str, Any], *, what: str, remedy: str) -> None:
-    """Raises EagleError naming every field of `expected` (nested ones by dotted path) that `got` has otherwise.
+    """Raises EagleError naming every field of `expected` that `got` has otherwise; of nested ones (by dotted path) also those
+    that `got` alone has.
 
     target.model, a path or hub id, may differ: the weights' hash says whether it is the same target after a move.
     """
@@ -163,7 +164,7 @@ def _differences(
     for key, want in expected.items():
         have = got.get(key)
         if isinstance(want, Mapping) and isinstance(have, Mapping):
-            yield from _differences(have, want, f"{prefix}{key}.")
+            yield from _differences(have, {**dict.fromkeys(have), **want}, f"{prefix}{key}.")
         elif f"{prefix}{key}" != "target.model" and have != (list(want) if isinstance(want, tuple) else want):
             yield f"{prefix}{key}", have, want
 
@@ -241,10 +242,10 @@ class FeatureStore:
         view.aux_layers, view._handles = tuple(aux_layers), OrderedDict()
         return view
 
-    def fingerprint(self, *, with_name: bool = False) -> str:
+    def fingerprint(self) -> str:
         """Of the target's identity and every shard's bytes."""
         shards = [(shard["sha256"], shard["split"]) for shard in self.manifest["shards"]]
-        target = self.target_identity if with_name else without_name(self.target_identity)
+        target = without_name(self.target_identity)
         return sha256_text(json.dumps([target, shards], sort_keys=True))
 
     def __len__(self) -> int:

@@ -304,8 +304,7 @@ def ratio_text(value: Mapping[str, float] | None) -> str:
     """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None:
         return "-"
-    units = value.get("units", value["samples"])  # an older tuned.json's groups are units of their own
-    alone = units < FEWEST or value["low"] == value["high"]
+    alone = value["units"] < FEWEST or value["low"] == value["high"]
     return f"{value['median']:.2f}x" + ("" if alone else f" [{value['low']:.2f}, {value['high']:.2f}]")
 
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration
 
 from eagle import launch
-from eagle.config import HeadConfig, Recipe, TrainConfig, as_dict
+from eagle.config import Recipe, TrainConfig, as_dict
 from eagle.data.devices import choose_gpu
 from eagle.data.documents import Documents, leaked
 from eagle.errors import EagleError
@@ -252,33 +252,21 @@ def run_identity(recipe: Recipe, *, fingerprint: str, order: Order, total: int) 
     }
 
 
-def require_same_run(
-    saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str, former: str | None = None
-) -> None:
-    """Raises EagleError naming each key that differs from the run that wrote `where`.
-
-    A key that this version has and the saved record lacks was at its default then; one that is FREE now may differ. former:
-    the documents' fingerprint with the target's name, which earlier versions recorded.
-    """
-    if former is not None and saved.get(FEATURES) == former:
-        saved = {**saved, FEATURES: now[FEATURES]}
-    sections = {"head": as_dict(HeadConfig()), "train": as_dict(TrainConfig())}
-    defaults = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-    before = {**{key: defaults[key] for key in now if key in defaults}, **saved}
-    keys = [key for key in (*now, *(key for key in before if key not in now)) if key.removeprefix("train.") not in FREE]
-    differing = [key for key in keys if before.get(key) != now.get(key)]
+def require_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
+    """Raises EagleError naming each key that differs from the run that wrote `where`."""
+    differing = [key for key in {**now, **saved} if saved.get(key) != now.get(key)]
     if differing:
-        lines = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
+        lines = "; ".join(f"{key} was {saved.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise EagleError(
             f"{where} is of a run with another recipe: {lines}; set it back to resume, choose another output_dir, "
             "or delete the train/ and head/ folders to start over"
         )
 
 
-def finished(recipe: Recipe, identity: dict[str, Any], total: int, *, former: str | None = None) -> bool:
+def finished(recipe: Recipe, identity: dict[str, Any], total: int) -> bool:
     """Whether the head folder holds this recipe's head already. Raises EagleError when it holds another's.
 
-    A run that train.patience ended is finished as long as train.patience stays what it was. former: as `require_same_run`.
+    A run that train.patience ended is finished as long as train.patience stays what it was.
     """
     record = recipe.head_dir / "training.json"
     if not record.is_file():
@@ -288,7 +276,7 @@ def finished(recipe: Recipe, identity: dict[str, Any], total: int, *, former: st
         saved, step, before = values["identity"], values["step"], values["recipe"]["train"]
     except (ValueError, KeyError, TypeError) as error:
         raise EagleError(f"{record} is not a training record ({error!r}); delete {recipe.head_dir}") from error
-    require_same_run(saved, identity, where=str(recipe.head_dir), former=former)
+    require_same_run(saved, identity, where=str(recipe.head_dir))
     require_not_past(step, total, str(recipe.head_dir))
     config = recipe.train
     stopped = bool(values.get("stopped_early")) and before.get("patience") == config.patience

@@ -44,7 +44,7 @@ def setup(recipe: Recipe, accelerator: Accelerator) -> Training | None:
     order = run.training_order(source, recipe, processes=accelerator.num_processes)
     total = total_steps(recipe.train, order.steps_per_epoch)
     identity = run.run_identity(recipe, fingerprint=source.fingerprint(), order=order, total=total)
-    if run.finished(recipe, identity, total, former=source.fingerprint(with_name=True)):
+    if run.finished(recipe, identity, total):
         say(f"train: {recipe.head_dir} is complete ({total} steps)")
         return None
     if 0 < total <= recipe.train.warmup_steps:
@@ -108,8 +108,7 @@ def _start(
     progress = checkpoints.Progress(identity=identity)
     if checkpoint is not None:
         progress = checkpoints.read_progress(checkpoint)
-        former = source.fingerprint(with_name=True)
-        run.require_same_run(progress.identity, identity, where=str(checkpoint), former=former)
+        run.require_same_run(progress.identity, identity, where=str(checkpoint))
         run.require_not_past(progress.step, total, str(checkpoint))
         progress.identity = identity
         head = checkpoints.load_weights(checkpoint)

@@ -27,7 +27,7 @@ def tune_table(result: Result) -> Table | None:
                     tree["name"],
                     one["setting"],
                     str(one["batch"]),
-                    number(tree["tau"] if "tau_raw" in tree else None),  # older ones counted what was cut off
+                    number(tree["tau"]),
                     number(tree["tokens_per_second"], 1),
                     "-" if forecast is None else f"{forecast['speedup']:.2f}x",
                     ratio_text(tree["speedup"]),

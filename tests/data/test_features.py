@@ -297,7 +297,6 @@ def test_aux_states_that_are_not_finite_name_the_document_and_the_layer(
 
 
 def test_prepared_tokens_that_the_target_has_no_embedding_of_are_refused(recipe: Recipe, tmp_path: Path) -> None:
-    """Data of an earlier version, which did not look."""
     small = save_tiny_target(tmp_path / "small", vocab_size=200)
     recipe = dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, model=str(small)))
     for features in (

@@ -16,7 +16,7 @@ from eagle.data.features import extract
 from eagle.data.match import require_match
 from eagle.data.online import open_documents
 from eagle.data.prepare import prepare
-from eagle.data.store import STAMP, FeatureStore
+from eagle.data.store import FeatureStore
 from eagle.data.target_files import weights_stamp
 from eagle.errors import EagleError
 from tests.tiny import save_tiny_target, write_conversations
@@ -127,27 +127,6 @@ def test_a_copy_is_the_same_target_however_it_is_cut_into_files(
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         assert weights_stamp(TargetConfig(model="some/target")) == stamp is not None
     assert loads == []
-
-
-def test_a_store_of_an_earlier_version_is_compared_by_its_weights_once(
-    recipe: Recipe, tmp_path: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = recipe.store_dir / "manifest.json"
-    values = json.loads(path.read_text())
-    assert values.pop(STAMP)
-    path.write_text(json.dumps(values))
-    assert _opened(recipe) == 20
-    assert loads == [], "under its own name it is taken as ever"
-    shutil.copytree(recipe.target.model, tmp_path / "copy")
-    copied = _with_target(recipe, tmp_path / "copy")
-    for _ in range(2):
-        assert _opened(copied) == 20
-    assert loads == [str(tmp_path / "copy")]
-    assert f"loading {tmp_path / 'copy'} once to compare the weights" in capsys.readouterr().err
-    path.write_text(json.dumps(values))
-    other = save_tiny_target(tmp_path / "other", seed=1)
-    with pytest.raises(EagleError, match=r"does not match: .*target.model is .*/other"):
-        _opened(_with_target(recipe, other))
 
 
 def test_a_target_whose_weights_are_not_here_is_taken_under_its_name_alone(recipe: Recipe, tmp_path: Path) -> None:

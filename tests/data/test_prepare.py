@@ -12,7 +12,6 @@ from eagle.data.conversations import Conversation, read_conversation
 from eagle.data.prepare import load_prepared, prepare, split_of
 from eagle.data.sources import Rejected, Row, count_rows, read_rows, resolve
 from eagle.errors import EagleError
-from eagle.files import sha256_text
 from eagle.target.loading import load_tokenizer
 from tests.data.test_render import QWEN3
 from tests.tiny import CHATML, tiny_model, tiny_tokenizer, write_conversations
@@ -127,7 +126,6 @@ def test_whatever_matters_rebuilds_and_says_why(
 
 
 def test_only_templates_with_words_of_their_own_are_rendered_anew(recipe: Recipe, tmp_path: Path) -> None:
-    """An earlier version rendered others just so: their prepared data, and the stores made from it, stay as they are."""
     for template, version in ((CHATML, 1), (QWEN3, 2)):
         (tmp_path / "template.jinja").write_text(template)
         with_template = changed(recipe, chat_template=str(tmp_path / "template.jinja"))
@@ -185,22 +183,6 @@ def test_one_conversation_under_many_names_is_on_one_side(recipe: Recipe) -> Non
 def test_a_prompt_without_words_is_still_a_prompt_of_its_own() -> None:
     plus, minus = (conversation({"prompt": text}).prompt for text in ("+", "-"))
     assert plus != minus
-
-
-def test_data_of_an_earlier_version_keeps_its_sides_and_says_so(
-    recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = prepare(recipe)
-    inputs = {key: value for key, value in manifest["inputs"].items() if key not in ("rules", "vocab_size")}
-    earlier = manifest | {"inputs": inputs, "fingerprint": sha256_text(json.dumps(inputs, sort_keys=True))}
-    path = recipe.data_dir / "manifest.json"
-    path.write_text(json.dumps(earlier))
-    capsys.readouterr()
-    assert prepare(recipe) == earlier
-    said = " ".join(capsys.readouterr().err.split())
-    assert "its split goes by the conversations' ids" in said
-    assert "delete" in said
-    assert prepare(changed(recipe, seed=1))["inputs"]["rules"] == 2, "a change of the recipe prepares anew"
 
 
 def test_turns_of_a_rewritten_conversation_stay_on_one_side(recipe: Recipe, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
 from eagle.data.continuous import Row
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.regenerate import regenerate
-from eagle.errors import EagleError
 from eagle.target.loading import load_tokenizer
 from eagle.target.prompt import prompt_ids
 from tests.data.test_render import DEEPSEEK_R1, QWEN3, tokenizer_of
@@ -96,18 +95,3 @@ def test_exactly_what_the_target_said_is_trained_on(kind: str, tmp_path: Path, m
         assert row["input_ids"][: len(asked) + len(answered)] == asked + answered, tokenizer.decode(row["input_ids"])
         assert row["loss_mask"] == [False] * len(asked) + [True] * len(answered) + [False] * beyond
         assert beyond == 0 or number < WHOLE, "only the template's newline behind a whole answer may follow"
-
-
-def test_answers_of_an_earlier_version_that_lack_their_beginning_are_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template, answer = ANSWERS["opened by the prompt"]
-    recipe = _recipe(tmp_path, template)
-    recipe, _ = _scripted(recipe, load_tokenizer(recipe.target), answer, monkeypatch)
-    regenerate(recipe)
-    settings = Path(recipe.output_dir) / "regenerated.jsonl.settings.json"
-    values = json.loads(settings.read_text())
-    assert values.pop("answers_begin_with") == "<think>\n"
-    settings.write_text(json.dumps(values))
-    with pytest.raises(EagleError, match=r"answers_begin_with is None, expected '<think>.*delete both files"):
-        regenerate(recipe)

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from eagle.config import HeadConfig, Recipe, as_dict
-from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.target.target import weights_hash
 from eagle.train import checkpoints, loop, run
@@ -195,28 +194,6 @@ def test_a_run_goes_on_after_its_target_was_moved_and_a_shard_mended(tmp_path: P
     _with_weights(moved)
     train(moved)
     assert json.loads((recipe.head_dir / "training.json").read_text())["step"] == 8
-
-
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It recorded its documents with the target's name."""
-    write_tiny_store(tmp_path)
-    recipe = tiny_recipe(tmp_path, epochs=2)
-    _with_weights(recipe)
-    former = FeatureStore.open(recipe.store_dir).fingerprint(with_name=True)
-
-    def as_before(path: Path) -> None:
-        values = json.loads(path.read_text())
-        assert values["identity"][run.FEATURES] != former
-        values["identity"][run.FEATURES] = former
-        path.write_text(json.dumps(values))
-
-    _interrupt_after(4, recipe)
-    as_before(recipe.train_dir / "checkpoint-00000003" / "state.json")
-    train(recipe)
-    assert "resuming at step 3" in capsys.readouterr().err
-    as_before(recipe.head_dir / "training.json")
-    train(recipe)
-    assert "is complete" in capsys.readouterr().err
 
 
 def test_more_steps_and_other_reporting_are_no_change_under_a_constant_schedule(tmp_path: Path) -> None:
