@@ -5,6 +5,7 @@ Every section is a frozen dataclass; the text under a field says what it is and 
 is that an unknown key is named together with the nearest known one. `read_recipe` is the only way in.
 """
 
+import argparse
 import dataclasses
 import datetime
 import difflib
@@ -289,11 +290,22 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(**sections)
 
 
+def sections_help(names: Sequence[str] = ()) -> str:
+    """The keys of these sections of a recipe, each with its type and default, and where the others' are told; (): all."""
+    known = [field.name for field in dataclasses.fields(Recipe) if field.name != "output_dir"]
+    texts = ["Keys of a recipe; each can be given as --section.key VALUE, and --output_dir DIR."]
+    for name in names or known:
+        parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
+        parser.add_class_arguments(Recipe, skip={"output_dir", *known} - {name})
+        texts.append(parser.format_help().split("\n\n", 1)[-1].strip())
+    if others := [name for name in known if names and name not in names]:
+        texts.append(f"Keys of {', '.join(others)}: eagle run --help")
+    return "\n\n".join(texts)
+
+
 def recipe_parser() -> ArgumentParser:
-    """The parser behind every stage's `--help` and `--print_config`: `--config RECIPE` and one option per key."""
-    parser = ArgumentParser(
-        exit_on_error=False, description="Keys of a recipe; each can be given as --section.key VALUE."
-    )
+    """What reads a recipe: `--config RECIPE` and one option per key."""
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config", help="The recipe (YAML).")
     parser.add_class_arguments(Recipe)
     return parser

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from eagle.config import read_recipe, recipe_parser
+from eagle.config import read_recipe, sections_help
 from eagle.data.features import config_and_overrides
 from eagle.eval.harness import evaluate
 from eagle.exits import exit_code
@@ -13,7 +13,7 @@ from eagle.quiet import quieten
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, or what `eagle eval` would end with."""
     if "--help" in arguments or "-h" in arguments:
-        recipe_parser().print_help()
+        print(sections_help(("eval", "decode")))
         return 0
     quieten()
     return exit_code(lambda: _run(arguments))

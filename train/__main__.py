@@ -2,7 +2,7 @@
 
 import sys
 
-from eagle.config import read_recipe, recipe_parser
+from eagle.config import read_recipe, sections_help
 from eagle.data.features import config_and_overrides
 from eagle.exits import exit_code
 from eagle.train.loop import train
@@ -11,7 +11,7 @@ from eagle.train.loop import train
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, or what `eagle train` would end with."""
     if "--help" in arguments or "-h" in arguments:
-        recipe_parser().print_help()
+        print(sections_help(("train", "head", "features", "decode")))
         return 0
     return exit_code(lambda: _run(arguments))
 

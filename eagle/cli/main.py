@@ -8,16 +8,32 @@ from typing import Any
 from eagle.exits import exit_code
 
 RECIPE_COMMANDS = {
-    "run": "All stages of a recipe: data, features, training, evaluation; what is complete is skipped.",
-    "data prepare": "Conversations -> token ids with a loss mask.",
-    "data regenerate": "Let the target itself answer prompts: better training data than others' answers.",
-    "data inspect": "Show what will be trained on: mask preview, lengths, duplicates, disk and time estimates.",
-    "data report": "How far the answers are from what the target would say; duplicates, cuts, draft vocabulary coverage.",
-    "features": "Run the target over the prepared data and store its features.",
-    "train": "Train the draft head on the feature store.",
-    "tune": "Find the fastest draft tree for the head on this machine, or none; keep it beside the head.",
-    "eval": "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
+    "run": ("All stages of a recipe: data, features, training, evaluation; what is complete is skipped.", ()),
+    "data prepare": ("Conversations -> token ids with a loss mask.", ("data", "target")),
+    "data regenerate": (
+        "Let the target itself answer prompts: better training data than others' answers.",
+        ("data", "target"),
+    ),
+    "data inspect": (
+        "Show what will be trained on: mask preview, lengths, duplicates, disk and time estimates.",
+        ("data", "target", "features"),
+    ),
+    "data report": (
+        "How far the answers are from what the target would say; duplicates, cuts, draft vocabulary coverage.",
+        ("data", "target"),
+    ),
+    "features": ("Run the target over the prepared data and store its features.", ("features", "target")),
+    "train": ("Train the draft head on the feature store.", ("train", "head", "features", "decode")),
+    "tune": (
+        "Find the fastest draft tree for the head on this machine, or none; keep it beside the head.",
+        ("tune", "decode", "eval"),
+    ),
+    "eval": (
+        "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
+        ("eval", "decode", "target"),
+    ),
 }
+"""What each does, and the recipe's sections that it is about, which its help shows; (): all."""
 _EPILOG = """\
 A recipe is a YAML file with the sections target, data, features, head, train, decode, eval
 and tune; configs/ holds examples.
@@ -44,10 +60,10 @@ def _dispatch(arguments: list[str]) -> int:
     own = {"--head", "--check"} if command == "eval" else {"--head"} if command == "tune" else set()
     arguments, overrides = split_overrides(rest, own)
     if "-h" in rest or "--help" in rest:
-        from eagle.config import recipe_parser
+        from eagle.config import sections_help
 
         _command_parser(command).print_help()
-        print("\n" + recipe_parser().format_help().split("\n\n", 1)[-1])
+        print("\n" + sections_help(RECIPE_COMMANDS[command][1]))
         return 0
     options = _command_parser(command).parse_args(arguments)
     from eagle.config import as_dict, read_recipe
@@ -167,11 +183,13 @@ def _stage(command: str, head: str | None) -> Callable[[Any], object]:
 
 def _command_parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"eagle {command}", description=RECIPE_COMMANDS[command], allow_abbrev=False, add_help=False
+        prog=f"eagle {command}", description=RECIPE_COMMANDS[command][0], allow_abbrev=False, add_help=False
     )
     parser.add_argument("recipe", metavar="RECIPE", help="the recipe, a YAML file")
     parser.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
-    parser.add_argument("-h", "--help", action="store_true", help="this text, with every key of a recipe")
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="this text, with the keys of the recipe that it is about"
+    )
     if command == "data inspect":
         parser.add_argument(
             "--measure", action="store_true", help="time the target on a few documents, to estimate the extraction"
@@ -216,9 +234,9 @@ def _parser() -> argparse.ArgumentParser:
             data = commands.add_parser("data", help="prepare, regenerate, inspect or report on training conversations")
             actions = data.add_subparsers(metavar="ACTION", required=True)
             for action in ("prepare", "regenerate", "inspect", "report"):
-                actions.add_parser(action, help=RECIPE_COMMANDS[f"data {action}"])
+                actions.add_parser(action, help=RECIPE_COMMANDS[f"data {action}"][0])
         else:
-            commands.add_parser(name, help=RECIPE_COMMANDS[name])
+            commands.add_parser(name, help=RECIPE_COMMANDS[name][0])
     _add_generate(commands)
     _add_formats(commands)
     _add_chat(commands)

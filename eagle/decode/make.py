@@ -219,8 +219,7 @@ def _load_draft_model(
 def _refuse_idle_options(decode: DecodeConfig, draft_model: object) -> None:
     for field in dataclasses.fields(DecodeConfig):
         owners = _OWN.get(field.name, (decode.drafter,))
-        idle = (field.default, 0.0) if field.name == "level_cost" else (field.default,)  # older recipes say 0
-        if decode.drafter not in owners and getattr(decode, field.name) not in idle:
+        if decode.drafter not in owners and getattr(decode, field.name) != field.default:
             raise EagleError(
                 f'decode.{field.name} is {getattr(decode, field.name)!r}, but only the drafter "{" or ".join(owners)}" reads it '
                 f'and decode.drafter is "{decode.drafter}"; set decode.drafter to {" or ".join(owners)}, or leave it out'
