@@ -13,6 +13,7 @@ from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.eval import harness
 from eagle.eval.answers import Answer, Request
+from eagle.eval.ledger import ledger as ledgers
 from eagle.eval.ledger.cost import (
     DraftCost,
     Standing,
@@ -25,7 +26,6 @@ from eagle.eval.ledger.cost import (
 )
 from eagle.eval.ledger.flops import target_flops
 from eagle.eval.ledger.ledger import Fit, halves
-from eagle.eval.ledger.ledger import ledger as ledgers
 from eagle.eval.ledger.lines import ledger_lines
 from eagle.eval.schema import problems, results_schema
 from eagle.eval.settings import parse_setting
