@@ -66,7 +66,7 @@ def test_smollm2_recipes_differ_in_the_head_its_losses_and_its_rate_alone() -> N
 def test_the_suite_compares_every_method_that_needs_no_draft_model() -> None:
     recipe = read_recipe(_path(SUITE))
     assert recipe.eval.prompts == ("suite:spec-bench-open",)
-    assert set(recipe.eval.methods) == {"hf", "hf-lookup", "plain", "ngram", "tuned", *NEEDS_HEAD}
+    assert set(recipe.eval.methods) == {"hf", "hf-lookup", "plain", "ngram", "tuned", "default", *NEEDS_HEAD}
     assert [setting.sampling.temperature for setting in parse_settings(recipe.eval.sampling)] == [0, 1]
 
 
