@@ -55,6 +55,8 @@ def _require_weights(store: FeatureStore, recipe: Recipe) -> None:
     if not recorded.get("weights_sha256"):
         return
     stamp, same_name = store.manifest.get(STAMP), recorded.get("model") == name
+    if stamp is None and same_name:
+        return  # extracted where the target had no files to stamp
     now = weights_stamp(recipe.target)
     if now == stamp or (now is None and same_name):
         return  # the same files, or none here to compare

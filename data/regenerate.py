@@ -276,7 +276,7 @@ def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> Targ
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
         "answers_begin_with": opened,
-        "generation_config": followed(target),
+        "generation_config": [list(setting) for setting in followed(target).items()],
     }
     path = output.with_name(output.name + ".settings.json")
     remedy = "name another data.regenerate.output, or delete both files"

@@ -147,8 +147,7 @@ def write_manifest(
 
 
 def require_same(got: Mapping[str, Any], expected: Mapping[str, Any], *, what: str, remedy: str) -> None:
-    """Raises EagleError naming every field of `expected` that `got` has otherwise; of nested ones (by dotted path) also those
-    that `got` alone has.
+    """Raises EagleError naming every field of `expected` (nested ones by dotted path) that `got` has otherwise.
 
     target.model, a path or hub id, may differ: the weights' hash says whether it is the same target after a move.
     """
@@ -164,7 +163,7 @@ def _differences(
     for key, want in expected.items():
         have = got.get(key)
         if isinstance(want, Mapping) and isinstance(have, Mapping):
-            yield from _differences(have, {**dict.fromkeys(have), **want}, f"{prefix}{key}.")
+            yield from _differences(have, want, f"{prefix}{key}.")
         elif f"{prefix}{key}" != "target.model" and have != (list(want) if isinstance(want, tuple) else want):
             yield f"{prefix}{key}", have, want
 

@@ -130,7 +130,9 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
 
 
 def test_help_is_quick_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    script = "import sys; from eagle.cli import main as cli\ntry: cli.main(['--help'])\nfinally: print(sorted(sys.modules))"
+    script = (
+        "import sys; from eagle.cli import main as cli\ntry: cli.main(['--help'])\nfinally: print(sorted(sys.modules))"
+    )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert all(command in printed for command in ("run", "data", "features", "train", "eval", "generate", "demo"))
     assert "'torch'" not in printed

@@ -35,7 +35,8 @@ from eagle.sample.row import Row
 from eagle.sample.stats import DecodeStats
 from eagle.sample.stopwatch import Stopwatch
 from eagle.target.cache import TreeCache
-from eagle.target.target import Target, TargetStates, refuse_config
+from eagle.target.loading import refuse_config
+from eagle.target.target import Target, TargetStates
 from eagle.verify.coupled import Coupled, Rule, Walk
 from eagle.verify.rules import make_rule, rule_of
 from eagle.verify.verifier import Verifier, why_not_rule

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,12 @@ def _load_failure(what: str, name: str, error: Exception) -> str:
         return f"cannot load {what} {name}: of {', '.join(files)}, {reason(error)}: {verdict(error, _REMEDY)}"
     damaged = f"; if {', '.join(files)} or config.json in it is damaged, {_REMEDY}" if files else ""
     return f"cannot load {what} {name}{hint}: {reason(error)}{damaged}"
+
+
+def refuse_config(config: Mapping[str, Any], what: str) -> None:
+    """Raises EagleError when there are settings of loading for a target that is loaded."""
+    if config:
+        raise EagleError(
+            f"{', '.join(config)} given with {what}, where they have no effect: they say how a model is loaded; leave them out, "
+            "or give the model's path"
+        )

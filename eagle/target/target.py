@@ -30,7 +30,7 @@ from eagle.target.endings import eos_sources, say_where_answers_end
 from eagle.target.engine import Engine, EngineChoice, packed_copy, packed_layers, why_not_packed
 from eagle.target.fixed_cache import StaticCache
 from eagle.target.fixed_forward import StaticForward, check_capturable
-from eagle.target.loading import load_model, load_tokenizer, tokenizer_identity
+from eagle.target.loading import load_model, load_tokenizer, refuse_config, tokenizer_identity
 from eagle.target.model_parts import cache_keyword, decoder_layers, weights_hash
 from eagle.target.probe import check_architecture, check_forward, longrope_switch
 from eagle.target.token_layers import TokenLayers
@@ -115,7 +115,7 @@ class Target:
         return target
 
     def as_before(self, facts: Mapping[str, Any]) -> "Target":
-        """This target run as `engine_facts` of an earlier run say: what is gone on with stays one text."""
+        """This target run as `engine_facts` of an earlier run say."""
         view = copy.copy(self)
         view.use_engine(facts["engine"], products_given=facts.get("products"))
         return view
@@ -342,10 +342,7 @@ class Target:
         aux_layers: Sequence[int] = (),
     ) -> tuple[torch.Tensor, ...]:
         """TargetStates' tensors; `decoder` is the model, packed or not. A static_forward.Forward but for the first argument."""
-        with (
-            tree_attention(decoder.config, step),
-            self._recording(self._engine_layers, aux_layers) as recorded,
-        ):
+        with tree_attention(decoder.config, step), self._recording(self._engine_layers, aux_layers) as recorded:
             out = decoder(
                 input_ids=tokens_BN, position_ids=positions_BN, use_cache=True, **{self._cache_keyword: cache}
             )
@@ -386,15 +383,6 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def refuse_config(config: Mapping[str, Any], what: str) -> None:
-    """Raises EagleError when there are settings of loading for a target that is loaded."""
-    if config:
-        raise EagleError(
-            f"{', '.join(config)} given with {what}, where they have no effect: they say how a model is loaded; leave them out, "
-            "or give the model's path"
-        )
 
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

@@ -382,17 +382,15 @@ def test_eagle_run_regenerates_first_where_the_answers_are_a_source(
 def test_the_answer_file_records_the_generation_config_it_followed(recipe: Recipe) -> None:
     regenerate(recipe)
     settings = Path(recipe.output_dir) / "regenerated.jsonl.settings.json"
-    assert json.loads(settings.read_text())["generation_config"] == {}
+    assert json.loads(settings.read_text())["generation_config"] == []
     path = Path(recipe.target.model) / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.3}))
-    with pytest.raises(
-        EagleError, match=r"generation_config.repetition_penalty is None, expected \{'repetition_penalty': 1.3\}"
-    ):
+    with pytest.raises(EagleError, match=r"generation_config is \[\], expected \[\['repetition_penalty', 1.3\]\]"):
         regenerate(recipe)
     settings.unlink()
     settings.with_name("regenerated.jsonl").unlink()
     regenerate(recipe)
-    assert json.loads(settings.read_text())["generation_config"] == {"repetition_penalty": 1.3}
+    assert json.loads(settings.read_text())["generation_config"] == [["repetition_penalty", 1.3]]
 
 
 def test_prompts_with_a_token_beyond_the_vocabulary_are_passed_over(

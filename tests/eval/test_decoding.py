@@ -15,7 +15,7 @@ from eagle.config import Recipe, read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from eagle.errors import EagleError
-from eagle.eval import decoding, quality
+from eagle.eval.quality import decoding, quality
 from eagle.eval.quality.decoding import WAYS, compare_decoding
 from eagle.eval.quality.decoding_report import notes
 from eagle.eval.quality.likelihood import negative_log_likelihood

@@ -18,11 +18,12 @@ from eagle.decode.make import make_drafter, published
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tuning import TreeSettings, read_tuned
 from eagle.errors import EagleError
-from eagle.eval import harness, tune_prompts
+from eagle.eval import harness
 from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.ledger.cost import DraftCost, TargetCost, Timing
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
+from eagle.eval.tuner import prompts as tune_prompts
 from eagle.eval.tuner import tune as tuning
 from eagle.eval.tuner.confirm import Measured
 from eagle.eval.tuner.replay import Replay

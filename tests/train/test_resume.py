@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from eagle.config import HeadConfig, Recipe, as_dict
 from eagle.errors import EagleError
 from eagle.target.target import weights_hash
-from eagle.train import checkpoints, loop, run
+from eagle.train import checkpoints, loop
 from eagle.train.loop import train
 from tests.tiny import tiny_model
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
@@ -245,16 +245,3 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pyte
     assert checkpoints.newest(recipe.train_dir) == recipe.train_dir / "checkpoint-00000003"
     train(recipe)
     assert recipe.head_dir.is_dir()
-
-
-def test_what_an_older_record_lacks_counts_as_its_default() -> None:
-    saved = {"train.lr": 1e-3, "features (their target and data)": "a"}
-    now = {**saved, "train.divergence": "soft_ce", "head.lm_head_init": "target", "train.noise": None}
-    run.require_same_run(saved, now, where="x")
-    with pytest.raises(EagleError, match=r"train\.divergence was 'soft_ce', is 'tv'"):
-        run.require_same_run(saved, {**now, "train.divergence": "tv"}, where="x")
-    with pytest.raises(EagleError, match=r"features \(their target and data\) was None, is 'a'"):
-        run.require_same_run({"train.lr": 1e-3}, now, where="x")
-    run.require_same_run({**saved, "train.packing": "documents"}, now, where="x")  # recorded before it became free
-    with pytest.raises(EagleError, match=r"train\.gone was 3, is None"):
-        run.require_same_run({**saved, "train.gone": 3}, now, where="x")
