@@ -257,6 +257,7 @@ def test_a_method_that_says_other_tokens_is_an_error_row_without_a_ratio(
     assert "ERROR: eagle2 is NOT exact: 4 of 4" in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_sampled_answers_equal_plain_decodings_with_the_same_seed_and_rules_are_judged_by_what_they_promise(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_began_with(
     assert not bool(whole["t2d"][2])
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_head_of_one(recipe: Recipe, tmp_path: Path) -> None:
     whole = load_head(train(recipe)).state_dict()
     two = dataclasses.replace(with_train(recipe, batch_size=1), output_dir=str(tmp_path / "two"))
