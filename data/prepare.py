@@ -26,7 +26,7 @@ from eagle.files import atomic_dir, clear_leftovers, sha256_text, write_json
 from eagle.progress import ProgressBar, console
 from eagle.target.loading import load_config, load_tokenizer, tokenizer_identity
 
-FORMAT = 1
+FORMAT = 2
 FEATURES = datasets.Features(
     {
         "id": datasets.Value("string"),

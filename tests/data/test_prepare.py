@@ -357,7 +357,7 @@ def test_loading_what_is_missing_or_of_another_format_is_an_error(recipe: Recipe
         load_prepared(recipe.data_dir)
     manifest = prepare(recipe)
     (recipe.data_dir / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(EagleError, match="data format 99, this version reads 1"):
+    with pytest.raises(EagleError, match="data format 99, this version reads 2"):
         load_prepared(recipe.data_dir)
     (recipe.data_dir / "manifest.json").write_text(json.dumps(manifest))
     next((recipe.data_dir / "dataset").glob("*.arrow")).write_bytes(b"")
