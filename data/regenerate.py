@@ -32,6 +32,7 @@ from eagle.data.store import read_json, require_same
 from eagle.errors import EagleError
 from eagle.files import write_json
 from eagle.progress import ProgressBar, console
+from eagle.target.engine import why_not_packed
 from eagle.target.loading import tokenizer_identity
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
@@ -283,6 +284,11 @@ def _claim(output: Path, recipe: Recipe, target: Target, *, opened: str) -> Targ
     if path.is_file():
         begun = read_json(path)
         require_same(begun, identity, what=f"the answer file {output}", remedy=remedy)
+        if begun["runs"]["engine"] == "compiled" and (reason := why_not_packed(target.model)) is not None:
+            raise EagleError(
+                f"the answer file {output} was begun with engine compiled, which is not possible here ({reason}); go on where it "
+                f"was begun, or {remedy}"
+            )
         return target.as_before(begun["runs"])
     if output.exists() and output.stat().st_size > 0:
         raise EagleError(f"{output} exists without {path.name}, so its settings are unknown; {remedy}")

@@ -300,7 +300,7 @@ class FeatureStore:
         return TokenLayers.load(self.directory)
 
     def recorded_files(self) -> list[dict[str, Any]]:
-        """{"file", "sha256", "bytes"} of the shards and (unless an earlier version wrote the manifest) the token layers."""
+        """{"file", "sha256", "bytes"} of the shards and, where they are recorded, the token layers."""
         layers = self.manifest.get("token_layers")
         return [*self.manifest["shards"], *([] if layers is None else [layers])]
 

@@ -297,7 +297,7 @@ def sections_help(names: Sequence[str] = ()) -> str:
     for name in names or known:
         parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
         parser.add_class_arguments(Recipe, skip={"output_dir", *known} - {name})
-        texts.append(parser.format_help().split("\n\n", 1)[-1].strip())
+        texts.append(parser.format_help().strip())
     if others := [name for name in known if names and name not in names]:
         texts.append(f"Keys of {', '.join(others)}: eagle run --help")
     return "\n\n".join(texts)

@@ -141,6 +141,10 @@ def test_help_is_quick_and_names_every_command(capsys: pytest.CaptureFixture[str
     assert code == 0
     assert "--train.lr" in out
     assert "Peak learning rate" in out
+    assert out.index("--train.lr") < out.index("--head.version"), "its own keys first"
+    assert "--data.sources" not in out
+    assert "Keys of target, data, eval, tune: eagle run --help" in out
+    assert "--data.sources" in in_process(capsys, "run", "--help")[1]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eagle.config import as_dict, read_recipe
+from eagle import config
+from eagle.config import as_dict, read_recipe, sections_help
 from eagle.errors import EagleError
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -71,3 +72,8 @@ def test_files_that_are_no_recipe(tmp_path: Path, text: str | None, message: str
         (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(EagleError, match=message):
         read_recipe(tmp_path / "recipe.yaml")
+
+
+def test_the_help_of_all_sections_tells_every_key() -> None:
+    told = sections_help()
+    assert [key for key in config._FIELDS if f"--{key}" not in told] == []

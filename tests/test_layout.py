@@ -42,6 +42,11 @@ def folder_of(module: str) -> str:
     return parts[0] if parts and parts[0] in PLACE else "base"
 
 
+def test_every_folder_has_its_place() -> None:
+    folders = {path.name for path in (ROOT / "eagle").iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders == {name.split(".")[0] for name in PLACE} - {"base"}
+
+
 def may_import(module: str, name: str) -> bool:
     ours, theirs = folder_of(module), folder_of(name)
     return ours == theirs or PLACE[theirs] < PLACE[ours]

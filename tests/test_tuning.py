@@ -120,6 +120,10 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
     assert source()[0] == timed
 
 
+def test_a_processors_name_alone_is_no_machine() -> None:
+    assert torch.backends.cpu.get_cpu_capability() in machine_name(torch.device("cpu"))
+
+
 def test_what_was_tuned_for_another_engine_is_not_taken(folder: Path, target: Target) -> None:
     write_tuned(folder, tuned(choice(SMALL), engine="eager"))
     drafter = SpeculativeDecoder.from_pretrained(target, folder).drafter
@@ -171,14 +175,16 @@ def test_one_decoder_changes_its_tree_with_the_batch_and_the_temperature(folder:
 
 def test_a_timed_tree_grows_while_nodes_cost_little_and_none_is_taken_where_drafting_costs_more() -> None:
     free, dear = [1.0] * 7, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
-    assert best_tree(free, 0.0, batch=1).budget >= 16
+    assert best_tree(free, 0.0, batch=1).budget >= 16, (
+        "until further nodes are expected to add less than timings are sure of"
+    )
     assert best_tree(dear, 0.1, batch=1) == NONE
     assert best_tree(free, 10.0, batch=1) == NONE
     barely = [1.0, 1.0, 1.3, 1.56, 2.0, 3.0, 5.0]
     assert best_tree(barely, 0.0, batch=1).budget == 2, "the smallest of those that are forecast nearly alike"
     modest = best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=1)
-    assert 2 <= modest.budget <= 8
-    assert best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=4).budget <= modest.budget
+    assert 3 <= modest.budget <= 8
+    assert best_tree([1.0, 1.05, 1.1, 1.4, 2.0, 3.5, 7.0], 0.05, batch=4).budget < modest.budget
 
 
 def test_published_fills_in_what_is_left_open() -> None:

@@ -117,7 +117,7 @@ class Selection:
         self._own = fitting[accelerator.process_index :: accelerator.num_processes]
         tree = dataclasses.replace(published(recipe.decode), engine="eager")
         self._tree = tree
-        counted = "tokens that reached the answers"  # by older versions: what was cut off them too
+        counted = "tokens that reached the answers"
         self.measure = sha256_text(json.dumps([fitting, recipe.train.decode_tokens, as_dict(tree), counted]))[:16]
         """Heads are comparable when this is equal: prompts, answers' length, trees, what tau counts."""
 

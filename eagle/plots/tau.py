@@ -29,8 +29,7 @@ def write_tau(directory: Path) -> None:
 def read_taus(path: Path) -> list[dict[str, Any]]:
     """[{step, decoded_tau, estimated_tau}] by step, from a metrics file's validations and decodings; None: not measured.
 
-    A step that was trained twice (after a kill) counts as it was the last time. Decodings of older versions, whose tau also
-    counted what was cut off the answers, are left out: they have no decoded_tau_raw beside it. No file: nothing.
+    A step that was trained twice (after a kill) counts as it was the last time. No file: nothing.
     """
     if not path.is_file():
         return []
@@ -42,7 +41,7 @@ def read_taus(path: Path) -> list[dict[str, Any]]:
             continue
         step = int(row["step"])
         at = taus.setdefault(step, {"step": step, "decoded_tau": None, "estimated_tau": None})
-        if "decoded_tau_raw" in row:
+        if "decoded_tau" in row:
             at["decoded_tau"] = row["decoded_tau"]
         at["estimated_tau"] = at["estimated_tau"] if estimate is None else estimate
     return [taus[step] for step in sorted(taus)]

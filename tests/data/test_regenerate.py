@@ -252,6 +252,30 @@ def test_the_settings_are_recorded_and_others_refused(recipe: Recipe, tmp_path: 
     )
 
 
+def test_what_is_gone_on_with_runs_as_it_was_begun(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    class Watched(ContinuousDecoder):
+        def __init__(self, target: Target, *arguments: Any, **options: Any):
+            ran.append(target.engine)
+            super().__init__(target, *arguments, **options)
+
+    monkeypatch.setattr("eagle.data.regenerate.ContinuousDecoder", Watched)
+    regenerate(changed(recipe, limit=2))
+    settings = Path(recipe.output_dir) / "regenerated.jsonl.settings.json"
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps(values | {"runs": {"engine": "eager"}}))
+    regenerate(changed(recipe, limit=4))
+    assert ran == ["compiled", "eager"]
+    settings.write_text(json.dumps(values))
+    monkeypatch.setattr("eagle.data.regenerate.why_not_packed", lambda model: "no oneDNN")
+    with pytest.raises(
+        EagleError, match=r"begun with engine compiled.*\(no oneDNN\); go on where it was begun, or name another"
+    ):
+        regenerate(recipe)
+    assert len(rows_of(output_of(recipe))) == 4
+
+
 def test_another_file_in_the_way_is_not_appended_to(recipe: Recipe) -> None:
     output_of(recipe).parent.mkdir(parents=True)
     output_of(recipe).write_text('{"id": "mine"}\n')

@@ -59,12 +59,15 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     assert tree["tau"] >= 1
     assert tree["speedup_hf"]["low"] <= tree["speedup_hf"]["median"] <= tree["speedup_hf"]["high"]
     assert result["target"]["weights_sha256"]
+    assert result["runs"]["engine"] == "compiled"
+    assert set(result["runs"]["products"].values()) <= {"packed", "torch"}
     assert result["recipe"]["decode"]["budget"] == 6
     assert {"cpu", "cores", "torch_threads", "gpus"} <= set(result["hardware"])
     assert {"torch", "transformers", "eagle"} <= set(result["versions"])
     assert result["peak_memory"]["rss_bytes"] > 2**20
     summary = (recipe.eval_dir / "summary.md").read_text()
     assert "EAGLE-2 tree" in summary
+    assert "- engine compiled (" in summary
     assert "tau" in result["definitions"]
     printed = capsys.readouterr().out
     assert "over HF" in printed

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eagle.config import DecodeConfig, read_recipe
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.eval import harness
 from eagle.eval.methods import Method, make_methods
 from eagle.eval.settings import parse_setting
@@ -69,3 +70,14 @@ def test_prompt_lookup_drafts_its_own_length_unless_it_is_the_recipes_drafter() 
     ):
         method = make_methods(("plain", "ngram"), target, None, decode=given, chain_depth=2)["ngram"]
         assert tree_of(method) == f"prompt lookup: {said}"
+
+
+def test_default_is_what_a_decoder_takes_that_is_told_nothing_of_its_tree() -> None:
+    target = Target.from_pretrained(tiny_model()).on_engine("compiled")
+    head = EagleHead(EagleHeadConfig.for_target(target.config))
+    told = DecodeConfig(budget=3, top_k=1, depth=2)
+    methods = make_methods(("plain", "eagle2", "default"), target, head, decode=told, chain_depth=2)
+    nothing = SpeculativeDecoder.from_pretrained(target, head)
+    expected = nothing.generate(IDS, max_new_tokens=4, do_sample=False).stats[0].tree
+    assert (tree_of(methods["eagle2"]), tree_of(methods["default"])) == ("given: chain of 2", expected)
+    assert expected.startswith("timed: ")

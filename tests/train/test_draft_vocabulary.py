@@ -77,7 +77,7 @@ def test_a_size_beyond_the_targets_vocabulary_is_refused(recipe: Recipe) -> None
 def test_a_run_goes_on_with_the_vocabulary_that_it_began_with(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint of an earlier version, which chose other tokens for the same recipe."""
+    """Whatever would be chosen today."""
     other = dataclasses.replace(recipe, output_dir=str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "features").symlink_to(recipe.store_dir)

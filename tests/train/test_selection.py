@@ -188,7 +188,7 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
         train(dataclasses.replace(recipe, decode=DecodeConfig(drafter="ngram")))
     manifest = recipe.store_dir / "manifest.json"
     values = json.loads(manifest.read_text())
-    values["target"] |= {"model": recipe.target.model, "weights_sha256": "0" * 64}  # an earlier version's, by its name
+    values["target"] |= {"model": recipe.target.model, "weights_sha256": "0" * 64}
     manifest.write_text(json.dumps(values))
     with pytest.raises(EagleError, match=r"is not the one whose features are trained on \(weights_sha256 is "):
         train(recipe)
