@@ -3,12 +3,26 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["DecodeConfig", "SpeculativeDecoder", "Target"]
+_OPTIONS = (
+    "Tree",
+    "Published",
+    "Chain",
+    "SmallModel",
+    "Ngram",
+    "Plain",
+    "Coupled",
+    "Rejection",
+    "Block",
+    "TopK",
+    "Typical",
+)
+"""Of DecodeConfig: drafters and rules."""
 _PLACES = {
-    "DecodeConfig": "eagle.config",
+    **dict.fromkeys(("DecodeConfig", *_OPTIONS), "eagle.decode_config"),
     "SpeculativeDecoder": "eagle.decode.decoder",
     "Target": "eagle.target.target",
 }
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,13 +6,14 @@ is that an unknown key is named together with the nearest known one. `read_recip
 """
 
 import argparse
+import copy
 import dataclasses
 import datetime
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
@@ -20,17 +21,16 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from eagle.data_config import DataConfig as DataConfig
 from eagle.data_config import FeaturesConfig as FeaturesConfig
 from eagle.data_config import RegenerateConfig as RegenerateConfig
-from eagle.errors import EagleError
+from eagle.decode_config import DRAFTERS as DRAFTERS
+from eagle.decode_config import RULES as RULES
+from eagle.decode_config import DecodeConfig as DecodeConfig
+from eagle.decode_config import DrafterOptions, RuleOptions
+from eagle.errors import EagleError, check_choices
+from eagle.eval_config import EvalConfig as EvalConfig
+from eagle.eval_config import TuneConfig as TuneConfig
 from eagle.train_config import TrainConfig as TrainConfig
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-
-def check_choices(section: object, name: str) -> None:
-    """Raises EagleError for a value that a section (a dataclass, `name` in the recipe) does not know, however it was made."""
-    for field, hint in get_type_hints(type(section)).items():
-        if get_origin(hint) is Literal and (value := getattr(section, field)) not in get_args(hint):
-            raise EagleError(f"{name}.{field} is {value!r}, expected one of {', '.join(map(str, get_args(hint)))}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,133 +86,6 @@ class HeadConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
-    """How drafts are made and verified.
-
-    With budget, top_k, depth and level_cost all left open, eagle2 takes the tree that `eagle tune` stored beside the head for
-    this machine, engine and dtype, else the one published for EAGLE-2 and EAGLE-3. Where any of them is given, the others
-    are the published ones.
-    """
-
-    drafter: Literal["eagle2", "static", "chain", "model", "ngram", "none"] = "eagle2"
-    """What proposes. eagle2: the head, in a tree of its most confident guesses; static: the head, in a tree of fixed shape
-    (EAGLE-1); chain: the head, one guess after the other; model: a small language model, in eagle2's tree (top_k 1: a
-    chain); ngram: what followed the last tokens before (prompt lookup); none: plain decoding."""
-    budget: int | None = None
-    """Nodes per verification, the root included; null: tuned, or 60 as published."""
-    top_k: int | None = None
-    """Children per expanded node, and nodes expanded per level; null: tuned, or 10 as published."""
-    depth: int | None = None
-    """Levels below the root; null: tuned, or 6 (8 for an EAGLE-3 head) as published."""
-    level_cost: float | None = None
-    """Dynamic depth of eagle2, chain and model: no further level is drafted when what it can be expected to add, in accepted
-    tokens, is below this. Worth while: about tau times the share of a cycle that one draft forward takes. 0: the full depth;
-    null: tuned, or 0 as published."""
-    tree_file: str | None = None
-    """static: a JSON list of child-rank paths, [[0], [1], [0, 0], ...]; null: the 25 published for EAGLE-1."""
-    draft_model: str | None = None
-    """model: a folder, hub id or .gguf file with the target's tokenizer."""
-    ngram_min: int = 1
-    """ngram: shortest suffix looked up, in tokens."""
-    ngram_max: int = 4
-    """ngram: longest one, tried first."""
-    ngram_continuations: int = 1
-    """ngram: different continuations per tree; 1: a chain."""
-    rule: Literal["coupled", "rejection", "block", "top_k", "typical"] = "coupled"
-    """Verification rule. coupled: plain decoding's text, token for token; rejection, block (chains: top_k 1): the target's
-    distribution; top_k, typical: lossy."""
-    rule_top_k: int = 3
-    """Rule top_k, wherever it is named: a draft is accepted among so many of the target's likeliest tokens."""
-    rule_epsilon: float = 0.3
-    """Rule typical, wherever it is named: probability that is always enough."""
-    rule_delta: float = 0.09
-    """Rule typical: else a draft needs more than this times exp(-entropy), so that flat distributions accept less likely ones."""
-    children: Literal["auto", "coupled", "sampled", "top"] = "auto"
-    """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
-    engine: Literal["auto", "eager", "compiled", "cudagraph"] = "auto"
-    """auto: cudagraph where it can be captured, else compiled where it can be packed, else eager. eager: PyTorch as it is.
-    compiled: linear layers by the product that is fastest here (CPU, float32; a second copy of the weights), and attention
-    whose result for a token does not depend on its neighbours. cudagraph: forwards of fixed shapes, captured as CUDA graphs
-    and replayed (one CUDA device)."""
-    kernels: Literal["auto", "reference", "triton"] = "auto"
-    """What runs tree attention and commits. auto: Triton on CUDA devices, where it takes the tensors, else PyTorch; reference:
-    PyTorch; triton: Triton, or an error that says why it cannot."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "decode")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """`eagle eval`: acceptance and speed on prompts, against Hugging Face generate and our own plain loop."""
-
-    prompts: tuple[str, ...] = ("shipped:mt_bench",)
-    """`suite:NAME` (spec-bench-open, mt-bench, humaneval, gsm8k, alpacaeval-open, mbpp), prompt files (question_id / category /
-    turns, or any conversation shape; Spec-Bench's own question.jsonl is recognised), hub ids or `shipped:NAME`."""
-    split: str = "train"
-    """Split of hub data sets."""
-    tasks: tuple[str, ...] | None = None
-    """Only these tasks or categories of the prompts; null: all."""
-    limit: int | None = None
-    """Prompts per task of a suite, per source of anything else, spread evenly over its categories."""
-    methods: tuple[str, ...] = ("hf", "plain", "eagle2", "chain")
-    """What is compared, in one interleaved run. hf: Hugging Face generate; hf-lookup: its prompt lookup; hf-assisted: its
-    assisted decoding with decode.draft_model; plain: our loop without drafting (always needed); eagle2, static, chain, ngram,
-    model: our drafters, each also as DRAFTER@RULE, such as eagle2@rejection; tuned: eagle2 with the tree of eagle tune;
-    default: with nothing said of its tree (eagle2 itself: decode.budget, top_k and depth, or what was published)."""
-    sampling: tuple[str, ...] = ("T=0",)
-    """Settings every method answers under: "T=0", "T=0.7", "T=1 top_p=0.9" (top_k and min_p likewise)."""
-    max_new_tokens: int = 128
-    """Longest answer, in tokens."""
-    warmup_prompts: int = 1
-    """Prompts run through every method first and not counted."""
-    chain_depth: int = 5
-    """Length of the draft chain that measures n-alpha."""
-    check_rows: int = 1600
-    """`--check distribution`: continuations drawn per rule and setting; with fewer, mild faults are not told apart."""
-    batches: tuple[int, ...] = (1,)
-    """Batch sizes: with more than [1], throughput against batch size is measured too, plain and drafted (decode.drafter)
-    alternately."""
-    ledger: Literal["on", "off"] = "on"
-    """The cost ledger: after the requests, the parts of a cycle are timed by nodes (and by eval.batches), the speed-up is
-    predicted from them and held against the measured one, and what holds it back is named. Up to minutes per setting on a CPU,
-    more with every size of eval.batches."""
-    seed: int = 0
-    """Seed of the requests' noise and of the bootstrap intervals."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_new_tokens", 1),
-            ("warmup_prompts", 0),
-            ("chain_depth", 1),
-            ("check_rows", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is None or value < least:
-                raise EagleError(f"eval.{name} is {value}, expected {least} or more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TuneConfig:
-    """`eagle tune`: the fastest draft tree for the head on this machine, kept beside the head (see decode)."""
-
-    prompts: tuple[str, ...] = ()
-    """Prompts to tune with, as eval.prompts; none: those of the held-out conversations, or, without prepared data, what
-    eval.limit leaves of eval.prompts."""
-    count: int = 24
-    """That many of them: the first half of them chooses, the second confirms."""
-    max_new_tokens: int = 64
-    """Longest answer, in tokens."""
-    sampling: tuple[str, ...] = ("T=0",)
-    """Settings, as eval.sampling; decoding takes the tree of the nearest temperature."""
-    batches: tuple[int, ...] = (1,)
-    """Batch sizes, a tree for each; decoding takes that of the nearest size."""
-    confirm: int = 3
-    """Best forecasts that are decoded with in earnest, beside the published trees, a chain and plain decoding."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One head, end to end. Relative paths are relative to the current directory."""
 
@@ -250,14 +123,24 @@ class Recipe:
 
 def as_dict(config: Any) -> dict[str, Any]:
     """A recipe or a section as plain YAML / JSON values (tuples become lists)."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    result: dict[str, Any] = plain(dataclasses.asdict(config))
+    result: dict[str, Any] = _plain(config)
     return result
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = {KIND: value.name} if isinstance(value, DrafterOptions | RuleOptions) else {}
+        return kind | {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+KIND = "kind"
+_KINDS: dict[str, Mapping[str, type]] = {"decode.drafter": DRAFTERS, "decode.rule": RULES}
+"""Keys that are one of several kinds: a kind's name, or a section with `kind` (else: the default's) and its options."""
+Kinds = Mapping[str, Any]
+"""The class that each key of _KINDS has in one recipe."""
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -275,68 +158,175 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise EagleError(f"recipe {path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise EagleError(f"recipe {path} holds {type(values).__name__}, expected a mapping of sections (target: ...)")
-    _check_keys(values, Recipe, where=path)
+    return recipe_of(values, overrides, where=str(path))
+
+
+def recipe_of(values: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "the command line") -> Recipe:
+    """The recipe of these sections, `--section.key value` overrides applied. Raises EagleError as read_recipe; where: who
+    gave the values, for the message."""
+    sections = copy.deepcopy(dict(values))
+    kinds, overrides = _take_kinds(sections, overrides, where)
+    _check_keys(sections, Recipe, kinds, where=where)
     for argument in overrides:
         key = argument.removeprefix("--").split("=")[0]
-        if argument.startswith("--") and key not in _FIELDS:
-            raise EagleError(_did_you_mean(key))
-    parser = recipe_parser()
+        if argument.startswith("--") and key not in set(_flat_fields(Recipe, kinds)):
+            raise EagleError(unknown_key(key, kinds))
+    parser = _parser(kinds)
     try:
-        parsed = parser.parse_args([f"--config={path}", *overrides])
+        parsed = parser.parse_args([f"--config={yaml.safe_dump(sections)}", *overrides])
         instance = parser.instantiate_classes(parsed)
     except (ArgumentError, TypeError, ValueError) as error:
-        raise EagleError(f"{path}: {_readable(str(error))}") from error
-    sections = {field.name: getattr(instance, field.name) for field in dataclasses.fields(Recipe)}
-    return Recipe(**sections)
+        if isinstance(error, EagleError):
+            raise
+        raise EagleError(f"{where}: {_readable(str(error))}") from error
+    return _as(Recipe, instance, kinds)
 
 
 def sections_help(names: Sequence[str] = ()) -> str:
     """The keys of these sections of a recipe, each with its type and default, and where the others' are told; (): all."""
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "output_dir"]
+    named = {key: dataclasses.make_dataclass("Kind", [], namespace={"name": _default_kind(key).name}) for key in _KINDS}
     texts = ["Keys of a recipe; each can be given as --section.key VALUE, and --output_dir DIR."]
     for name in names or known:
         parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
-        parser.add_class_arguments(Recipe, skip={"output_dir", *known} - {name})
+        parser.add_class_arguments(_of_kinds(Recipe, named), skip={"output_dir", *known} - {name})
         texts.append(parser.format_help().strip())
+        for place, kind in ((key, kind) for key, known in _KINDS.items() for kind in known.values()):
+            if not place.startswith(f"{name}."):
+                continue
+            if not dataclasses.fields(kind):
+                texts.append((kind.__doc__ or "").strip())
+                continue
+            parser = ArgumentParser(exit_on_error=False, add_help=False, usage=argparse.SUPPRESS)
+            parser.add_class_arguments(kind, place)
+            texts.append(parser.format_help().strip())
     if others := [name for name in known if names and name not in names]:
         texts.append(f"Keys of {', '.join(others)}: eagle run --help")
     return "\n\n".join(texts)
 
 
-def recipe_parser() -> ArgumentParser:
+def _parser(kinds: Kinds) -> ArgumentParser:
     """What reads a recipe: `--config RECIPE` and one option per key."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config", help="The recipe (YAML).")
-    parser.add_class_arguments(Recipe)
+    parser.add_class_arguments(_of_kinds(Recipe, kinds))
     return parser
 
 
-def _flat_fields(cls: type, prefix: str = "") -> Iterator[str]:
+def _of_kinds(cls: type, kinds: Kinds, prefix: str = "") -> type:
+    """The dataclass with the class that `kinds` says for each key of several kinds: what jsonargparse can read exactly."""
+    changed: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(cls):
-        yield prefix + field.name
-        if dataclasses.is_dataclass(field.type) and isinstance(field.type, type):
-            yield from _flat_fields(field.type, f"{prefix}{field.name}.")
+        kind = kinds.get(prefix + field.name)
+        if kind is None and _is_section(field.type):
+            kind = _of_kinds(field.type, kinds, f"{prefix}{field.name}.")
+        if kind is not None and not dataclasses.fields(kind):  # jsonargparse takes no section without keys
+            changed.append((field.name, str, dataclasses.field(default=kind.name)))
+        elif kind is not None and kind is not field.type:
+            changed.append((field.name, kind, dataclasses.field(default_factory=kind)))
+    if not changed:
+        return cls
+    unchecked = {"__post_init__": lambda self: None, "__doc__": cls.__doc__}  # `_as` makes, and so checks, the real one
+    return dataclasses.make_dataclass(
+        cls.__name__, changed, bases=(cls,), namespace=unchecked, frozen=True, kw_only=True
+    )
 
 
-_FIELDS = tuple(_flat_fields(Recipe))
+def _as(cls: Any, instance: Any, kinds: Kinds, prefix: str = "") -> Any:
+    """The instance of `_of_kinds(cls, kinds)` as one of `cls` itself."""
+    values = {}
+    for field in dataclasses.fields(cls):
+        value, kind = getattr(instance, field.name), kinds.get(prefix + field.name)
+        if _is_section(field.type):
+            value = _as(field.type, value, kinds, f"{prefix}{field.name}.")
+        values[field.name] = value if kind is None or dataclasses.fields(kind) else kind()
+    return cls(**values)
 
 
-def _check_keys(values: Mapping[str, Any], cls: type, *, where: Path, prefix: str = "") -> None:
-    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+def _is_section(kind: Any) -> TypeGuard[type]:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def _take_kinds(values: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, type], list[str]]:
+    """Which kind each key of several kinds has, by the overrides, else the values, else the default; takes the kinds' names
+    out of both. Options of another kind than the override's go with it."""
+    found: dict[str, type] = {}
+    for key, known in _KINDS.items():
+        section, name = key.split(".")
+        inside = values.get(section)
+        given = inside.get(name) if isinstance(inside, dict) else None
+        options = {KIND: given} if isinstance(given, str) else given if given is not None else {}
+        if not isinstance(options, dict):
+            raise EagleError(
+                f"{where}: {key} is {given!r}, expected one of {', '.join(known)}, or a section with {KIND}: NAME"
+            )
+        said = options.pop(KIND, _default_kind(key).name)
+        chosen, overrides = _overridden(key, overrides)
+        if chosen not in (None, said):
+            said, options = chosen, {}
+        if said not in known:
+            near = difflib.get_close_matches(str(said), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise EagleError(f"{where}: {key} is {said!r}, expected one of {', '.join(known)}{hint}")
+        found[key] = known[said]
+        if isinstance(inside, dict):
+            inside.pop(name, None)
+            if options:
+                inside[name] = options
+    return found, list(overrides)
+
+
+def _default_kind(key: str) -> Any:
+    return type(getattr(DecodeConfig(), key.split(".")[1]))
+
+
+def _overridden(key: str, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The kind that the overrides name, and the overrides without it."""
+    chosen, kept = None, list[str]()
+    words = iter(overrides)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in (f"--{key}", f"--{key}.{KIND}"):
+            chosen = value if equals else next(words, "")
+        else:
+            kept.append(word)
+    return chosen, kept
+
+
+def _flat_fields(cls: type, kinds: Kinds, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(cls):
+        name = prefix + field.name
+        yield name
+        kind = kinds.get(name, field.type)
+        if _is_section(kind):
+            yield from _flat_fields(kind, kinds, f"{name}.")
+
+
+def _check_keys(values: Mapping[str, Any], cls: type, kinds: Kinds, *, where: str, prefix: str = "") -> None:
+    fields = {field.name: kinds.get(prefix + field.name, field.type) for field in dataclasses.fields(cls)}
     for key, value in values.items():
         kind = fields.get(key)
         if kind is None:
-            raise EagleError(f"{where}: {_did_you_mean(f'{prefix}{key}')}")
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            raise EagleError(f"{where}: {unknown_key(f'{prefix}{key}', kinds)}")
+        if _is_section(kind):
             if not isinstance(value, Mapping):
                 raise EagleError(
                     f"{where}: {prefix}{key} is {value!r}, expected a section of keys (key: value lines below it)"
                 )
-            _check_keys(value, kind, where=where, prefix=f"{prefix}{key}.")
+            _check_keys(value, kind, kinds, where=where, prefix=f"{prefix}{key}.")
 
 
-def _did_you_mean(key: str) -> str:
-    near = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.5)
+def unknown_key(key: str, kinds: Kinds | None = None) -> str:
+    """What to say of a key that there is not: the kinds that have it, or the nearest one that there is."""
+    kinds = {key: _default_kind(key) for key in _KINDS} if kinds is None else kinds
+    section, _, option = key.rpartition(".")
+    if section in kinds:
+        owners = [
+            name for name, kind in _KINDS[section].items() if option in {f.name for f in dataclasses.fields(kind)}
+        ]
+        if owners:
+            return f"{key} is read by {', '.join(owners)}, and {section} is {kinds[section].name}; change that, or leave it out"
+    near = difflib.get_close_matches(key, list(_flat_fields(Recipe, kinds)), n=1, cutoff=0.5)
     hint = (
         f"did you mean {near[0]}?" if near else f"sections are {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )
@@ -346,6 +336,12 @@ def _did_you_mean(key: str) -> str:
 def _readable(text: str) -> str:
     """jsonargparse's message in this project's words: what was got, what was expected."""
     found = re.search(r'key "(?P<key>[\w.]+)":\s+Expected an? (?P<kind>.+?)\.? Got value: (?P<got>.*)', text, re.DOTALL)
+    either = re.search(
+        r'key "(?P<key>[\w.]+)":.*?Subtypes: \[(?P<kinds>.*?)\]\n.*Given value: (?P<got>.*)', text, re.DOTALL
+    )
+    if either is not None:
+        kinds = re.sub(r"<class '(\w+)'>|typing\.", r"\1", either["kinds"]).replace("NoneType", "null").split(", ")
+        return f"{either['key']} is {either['got'].strip().splitlines()[0]}, expected {' or '.join(kinds)}"
     if found is None:
         return "\n".join(text.strip().splitlines()[:6])
     kind = re.sub(r"<class '(\w+)'>|typing\.", r"\1", found["kind"])

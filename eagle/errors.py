@@ -1,4 +1,6 @@
-"""The one exception a user can cause."""
+"""The one exception a user can cause, and the check of values that are one of a few."""
+
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class EagleError(ValueError):
@@ -7,3 +9,10 @@ class EagleError(ValueError):
     The command line prints the message alone and exits with code 2; any other exception is a defect of ours and keeps
     its traceback.
     """
+
+
+def check_choices(section: object, name: str) -> None:
+    """Raises EagleError for a value that a section (a dataclass, `name` in the recipe) does not know, however it was made."""
+    for field, hint in get_type_hints(type(section)).items():
+        if get_origin(hint) is Literal and (value := getattr(section, field)) not in get_args(hint):
+            raise EagleError(f"{name}.{field} is {value!r}, expected one of {', '.join(map(str, get_args(hint)))}")

@@ -15,7 +15,7 @@ These need less, and what is saved stays:
   train.features online, eagle data report: a smaller features.batch_tokens
   eagle data regenerate: a smaller data.regenerate.batch_size or features.batch_tokens
   eagle eval, eagle tune: smaller sizes in eval.batches or tune.batches
-  any decoding: a smaller tree (decode.budget), fewer beams, shorter answers
+  any decoding: a smaller tree (decode.drafter.budget), fewer beams, shorter answers
 Other programs on the same GPU take memory too: nvidia-smi shows them"""
 """What to do about a GPU without memory left: settings that a resumed run may change, but for the one that says so."""
 

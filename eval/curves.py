@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle.config import Recipe
-from eagle.decode.make import NEEDS_HEAD
 from eagle.errors import EagleError
 from eagle.eval.checks.check import checked_decoder
 from eagle.eval.runner import first_turn, fits
@@ -38,7 +37,7 @@ class Curves:
             )
         if self.batches == [1]:
             return
-        self.decoder = checked_decoder(recipe, target, head if recipe.decode.drafter in NEEDS_HEAD else None)
+        self.decoder = checked_decoder(recipe, target, head if recipe.decode.drafter.reads_head else None)
         rendered = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
         fitting = [prompt for prompt in prompts if fits(target, rendered[prompt.id], recipe.eval.max_new_tokens)]
         every = math.lcm(*self.batches)
@@ -64,7 +63,7 @@ class Curves:
                 points = measure(self.decoder, self.ids, batches=self.batches, setting=setting, max_new_tokens=limit)
                 done[setting.label] = {
                     **curve(points, setting=setting.label, max_new_tokens=limit, prompts=len(self.ids)),
-                    "drafter": self.recipe.decode.drafter,
+                    "drafter": self.recipe.decode.drafter.name,
                 }
                 write_json(path, {"identity": key, "curves": done})
         return [done[setting.label] for setting in settings]

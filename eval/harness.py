@@ -92,7 +92,14 @@ def _measure(
     text = text_identity(target)
     target.use_engine(recipe.decode.engine)
     answers = answers_identity(identity, {**text, "runs": target.engine_facts})
-    methods = make_methods(recipe.eval.methods, target, head, decode=recipe.decode, chain_depth=recipe.eval.chain_depth)
+    methods = make_methods(
+        recipe.eval.methods,
+        target,
+        head,
+        decode=recipe.decode,
+        chain_depth=recipe.eval.chain_depth,
+        draft_model=recipe.eval.draft_model,
+    )
     settings = parse_settings(recipe.eval.sampling)
     curves = Curves(recipe, target, head_path, prompts)
     runner = Runner(

@@ -63,7 +63,11 @@ def _tuned(head: str | Path | None) -> dict[str, str]:
 
 def _files(recipe: Recipe) -> dict[str, str]:
     """What local files that the recipe names hold, beyond the head's: they may have been written anew under the same name."""
-    small = {"tree_file": recipe.decode.tree_file, "chat_template": recipe.data.chat_template}
-    large = {"target": recipe.target.model, "draft_model": recipe.decode.draft_model}
+    drafter = recipe.decode.drafter
+    small = {"tree_file": getattr(drafter, "tree_file", None), "chat_template": recipe.data.chat_template}
+    large = {
+        "target": recipe.target.model,
+        "draft_model": recipe.eval.draft_model or getattr(drafter, "model", None),
+    }
     found = {f"{key}_sha256": sha256_file(Path(path)) for key, path in small.items() if path and Path(path).is_file()}
     return found | {f"{key}_files": stamp(Path(path)) for key, path in large.items() if path and Path(path).exists()}

@@ -1,7 +1,7 @@
 """The methods an evaluation compares, behind one call: prompt ids in, an `Answer` out, timed the same way.
 
 Names: `hf` (Hugging Face generate), `hf-lookup` (its prompt lookup), `hf-assisted` (its assisted decoding, with
-decode.draft_model), `plain` (our loop without drafting), and our drafters - eagle2, static, chain, ngram, model; tuned: with
+eval.draft_model), `plain` (our loop without drafting), and our drafters - eagle2, static, chain, ngram, model; tuned: with
 the trees that eagle tune found; default: with nothing said of the tree - each also as DRAFTER@RULE, such as
 `eagle2@rejection`, under another verification rule than the recipe's.
 """
@@ -10,14 +10,13 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import left_open, published, with_drafter
+from eagle.decode_config import DRAFTERS, Chain, DecodeConfig, DrafterOptions, Plain, SmallModel, Tree
 from eagle.draft.drafter import Drafter
 from eagle.draft.tuned import TunedDrafter
 from eagle.errors import EagleError
@@ -27,10 +26,9 @@ from eagle.eval.meter import Meter
 from eagle.eval.settings import Setting
 from eagle.heads.eagle1 import DraftHead
 from eagle.target.target import Target
-from eagle.verify.rules import rule_of
 
 HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assisted", "plain", "eagle2", "chain"
-TUNED, DEFAULT, NGRAM = "tuned", "default", "ngram"
+TUNED, DEFAULT, MODEL = "tuned", "default", SmallModel.name
 HF_LOOKUP_TOKENS = 10
 """Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
 
@@ -104,7 +102,13 @@ class CommitClock(BaseStreamer):
 
 
 def make_methods(
-    names: tuple[str, ...], target: Target, head: DraftHead | None, *, decode: DecodeConfig, chain_depth: int
+    names: tuple[str, ...],
+    target: Target,
+    head: DraftHead | None,
+    *,
+    decode: DecodeConfig,
+    chain_depth: int,
+    draft_model: str | None = None,
 ) -> dict[str, Method]:
     """The methods by name, in that order; `plain` must be among them: the others are held against it.
 
@@ -114,48 +118,58 @@ def make_methods(
         raise EagleError(f"eval.methods is {list(names)}; {PLAIN} must be among them: the others are held against it")
     if len(set(names)) < len(names):
         raise EagleError(f"eval.methods is {list(names)}; expected every method once")
-    return {name: _make(name, target, head, decode=decode, chain_depth=chain_depth) for name in names}
+    if draft_model is None and isinstance(decode.drafter, SmallModel):
+        draft_model = decode.drafter.model
+    return {name: _make(name, target, head, decode, chain_depth, draft_model) for name in names}
 
 
-def _make(name: str, target: Target, head: DraftHead | None, *, decode: DecodeConfig, chain_depth: int) -> Method:
+def _make(
+    name: str,
+    target: Target,
+    head: DraftHead | None,
+    decode: DecodeConfig,
+    chain_depth: int,
+    draft_model: str | None,
+) -> Method:
     if name == HF:
         return Method(name=name, run=_hugging_face(target), greedy_check="none", sampled_check="none")
     if name == HF_LOOKUP:
         run = _hugging_face(target, prompt_lookup_num_tokens=HF_LOOKUP_TOKENS)
         return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
     if name == HF_ASSISTED:
-        if decode.draft_model is None:
-            raise EagleError(
-                "method hf-assisted needs a small model with the target's tokenizer: set decode.draft_model"
-            )
-        assistant = Target.from_pretrained(decode.draft_model, device=str(target.device))
+        if draft_model is None:
+            raise EagleError("method hf-assisted needs a small model with the target's tokenizer: set eval.draft_model")
+        assistant = Target.from_pretrained(draft_model, device=str(target.device))
         run = _hugging_face(target, assistant_model=assistant.model)
         return Method(name=name, run=run, greedy_check="hf", sampled_check="distribution")
     if name == PLAIN:
         decoder = SpeculativeDecoder(target, kernels=decode.kernels)
         return Method(name=name, run=_ours(decoder), greedy_check="hf", sampled_check="none", decoder=decoder)
     drafter, _, rule_name = name.partition("@")
-    known = [TUNED, DEFAULT, *(each for each in get_args(DecodeConfig.__annotations__["drafter"]) if each != "none")]
+    known = [TUNED, DEFAULT, *(each for each in DRAFTERS if each != Plain.name)]
     if drafter not in known:
         raise EagleError(
             f'eval.methods holds "{name}"; known are {HF}, {HF_LOOKUP}, {HF_ASSISTED}, {PLAIN}, {", ".join(known)}, and the '
             "last ones with a rule behind an @, such as eagle2@rejection"
         )
     if rule_name:
-        changes: dict[str, Any] = {"rule": rule_of(decode, rule_name).name, "children": "auto"}
-        decode = dataclasses.replace(decode, **changes)
-    # eagle2 and model take the recipe's tree or the published one; tuned takes what eagle tune left beside the head,
-    # default what a decoder takes that was told nothing.
-    if drafter in (TUNED, DEFAULT):
-        decode = left_open(decode)
-    elif drafter == NGRAM != decode.drafter:  # the recipe's sizes are those of a head's tree
-        decode = published(dataclasses.replace(with_drafter(decode, drafter), budget=None, depth=None))
+        changes: dict[str, Any] = {"rule": decode.kind_of_rule(rule_name), "children": "auto"}
     else:
-        decode = published(with_drafter(decode, drafter))
-    if drafter == CHAIN:
-        decode = dataclasses.replace(decode, budget=chain_depth + 1, depth=chain_depth, level_cost=0.0)
-    rule = rule_of(decode)
-    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
+        changes = {}
+    # eagle2 takes the recipe's tree or the published one; tuned takes what eagle tune left beside the head, default what a
+    # decoder takes that was told nothing.
+    if drafter in (TUNED, DEFAULT):
+        options: DrafterOptions = Tree()
+    elif drafter == CHAIN:
+        options = Chain(depth=chain_depth)
+    elif drafter == MODEL and draft_model is not None:
+        options = dataclasses.replace(cast(SmallModel, decode.kind(MODEL)), model=draft_model)
+    else:
+        options = decode.kind(drafter)
+        options = options.as_published() if isinstance(options, Tree) else options
+    decode = dataclasses.replace(decode, drafter=options, **changes)
+    rule = decode.rule
+    decoder = SpeculativeDecoder.from_pretrained(target, head if options.reads_head else None, decode=decode)
     if drafter == TUNED and not _is_tuned(decoder.drafter):
         raise EagleError(
             f"method {name}: beside the head lie no trees that were tuned on this machine for engine {target.engine} and "

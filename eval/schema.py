@@ -5,7 +5,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-FORMAT = 4
+FORMAT = 5
 """Version of results.json. 4: tau counts what reached the answers (tau_raw: what 3 called tau); intervals draw prompts."""
 NOT_DESCRIBED = "is not described; add it to eval/results.schema.json"
 KNOWN = {

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from eagle.config import Recipe
-from eagle.decode.make import NEEDS_HEAD
 from eagle.errors import EagleError
 
 
@@ -23,8 +22,10 @@ def drafting_head(recipe: Recipe, head: str | Path | None) -> str | Path | None:
 
     Raises EagleError for a head that is given and not read, and for one that is read and not there.
     """
-    if recipe.decode.drafter in NEEDS_HEAD:
+    if recipe.decode.drafter.reads_head:
         return own_or_given(recipe, head)
     if head is not None:
-        raise EagleError(f'--head was given, but decode.drafter "{recipe.decode.drafter}" reads no head; leave it out')
+        raise EagleError(
+            f'--head was given, but decode.drafter "{recipe.decode.drafter.name}" reads no head; leave it out'
+        )
     return None

@@ -33,7 +33,7 @@ def write_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
             "chain_depth": 2,
             "log_every": 1,
         },
-        "decode": {"budget": 6, "top_k": 2, "depth": 3},
+        "decode": {"drafter": {"budget": 6, "top_k": 2, "depth": 3}},
         "eval": {"prompts": [str(folder / "prompts.jsonl")], "max_new_tokens": 12, "chain_depth": 3, "ledger": "off"},
     }
     for name, section in sections.items():

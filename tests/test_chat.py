@@ -54,7 +54,7 @@ def chat(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
     def run(lines: list[str], *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        model = ["--target", str(folder / "target"), "--head", str(folder / "head"), "--tree-budget", "8"]
+        model = ["--target", str(folder / "target"), "--head", str(folder / "head"), "--decode.drafter.budget", "8"]
         code = main(["chat", *model, "--max-new-tokens", "12", *options])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -150,13 +150,16 @@ def test_a_mistake_ends_a_scripted_chat_with_its_message(chat: Chat, line: str, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--plain", "--rule", "typical"), "--plain decodes without drafting, so --rule does nothing"),
-        (("--plain", "--tree-budget", "8"), "--plain decodes without drafting, so --tree-budget does nothing"),
+        (("--plain", "--decode.rule", "typical"), "--plain decodes without drafting, so --decode.rule does nothing"),
         (
-            ("--num-beams", "3", "--tree-depth", "2"),
-            "--num-beams searches with the target alone, so --tree-depth does nothing",
+            ("--plain", "--decode.drafter.budget", "8"),
+            "without drafting, so --decode.drafter.budget does nothing",
         ),
-        (("--drafter", "ngram", "--head", "h"), "the drafter ngram reads no head"),
+        (
+            ("--num-beams", "3", "--decode.drafter.depth", "2"),
+            "--num-beams searches with the target alone, so --decode.drafter.depth does nothing",
+        ),
+        (("--decode.drafter", "ngram", "--head", "h"), "the drafter ngram reads no head"),
         (("--file", "."), "prompt file . is a folder"),
     ],
 )
@@ -310,7 +313,7 @@ def terminal(folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
         str(folder / "head"),
     ]
     process = subprocess.Popen(
-        [*command, "--max-new-tokens", "400", "--tree-budget", "8"],
+        [*command, "--max-new-tokens", "400", "--decode.drafter.budget", "8"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -104,17 +104,20 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
         finished / "target",
         "--head",
         finished / "run/head",
-        "--tree-budget",
+        "--decode.drafter.budget",
         "4",
-        "--tree-top-k",
+        "--decode.drafter.top_k",
         "2",
     )
-    assert said("generate", *parts, "--tree-depth", "2", "--max-new-tokens", "16", "hello to the cat") == shell.stdout
+    assert (
+        said("generate", *parts, "--decode.drafter.depth", "2", "--max-new-tokens", "16", "hello to the cat")
+        == shell.stdout
+    )
     for drafter in ("chain", "static"):  # of the recipe's tree each takes what it reads
-        assert said(*common, "--drafter", drafter, "hello to the cat") == shell.stdout
+        assert said(*common, "--decode.drafter", drafter, "hello to the cat") == shell.stdout
     assert said(*common, "--raw", "hello to the cat") != shell.stdout
-    assert said(*common, "--engine", "compiled", "hello to the cat") == shell.stdout
-    code, _, err = in_process(capsys, *common, "--engine", "cudagraph", "hello to the cat")
+    assert said(*common, "--decode.engine", "compiled", "hello to the cat") == shell.stdout
+    code, _, err = in_process(capsys, *common, "--decode.engine", "cudagraph", "hello to the cat")
     assert (code, "cudagraph" in err) == (2, True), "the engine is not passed over"
     sampled = (*common, "--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--min-p", "0.001", "hello")
     first, other = said(*sampled, "--seed", "1"), said(*sampled, "--seed", "2")
@@ -160,7 +163,7 @@ def test_overrides_and_the_resolved_recipe(tmp_path: Path, capsys: pytest.Captur
     assert code == 0
     printed = yaml.safe_load(out)
     assert (printed["train"]["lr"], printed["train"]["epochs"]) == (1e-4, 7)
-    assert printed["decode"].items() >= {"budget": 6, "top_k": 2, "depth": 3}.items()
+    assert printed["decode"]["drafter"] == {"kind": "eagle2", "budget": 6, "top_k": 2, "depth": 3, "level_cost": None}
 
 
 def test_overrides_are_told_from_the_commands_own_options() -> None:
@@ -175,7 +178,7 @@ def test_overrides_are_told_from_the_commands_own_options() -> None:
         "--head.fc_bias",
         "true",
     ]
-    kept, overrides = cli.split_overrides(arguments, {"--head"})
+    kept, overrides = cli.split_overrides(arguments)
     assert kept == ["--head", "h", "r.yaml", "--print_config"]
     assert overrides == ["--train.lr", "1e-4", "--data.max_samples=3", "--head.fc_bias", "true"]
 

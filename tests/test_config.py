@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from eagle import config
-from eagle.config import as_dict, read_recipe, sections_help
+from eagle.config import Recipe, as_dict, read_recipe, sections_help
+from eagle.decode_config import DRAFTERS, RULES, Block, Chain, DecodeConfig, TopK, Tree
 from eagle.errors import EagleError
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -76,4 +77,67 @@ def test_files_that_are_no_recipe(tmp_path: Path, text: str | None, message: str
 
 def test_the_help_of_all_sections_tells_every_key() -> None:
     told = sections_help()
-    assert [key for key in config._FIELDS if f"--{key}" not in told] == []
+    kinds = [
+        {"decode.drafter": drafter, "decode.rule": rule} for drafter in DRAFTERS.values() for rule in RULES.values()
+    ]
+    keys = {key for each in kinds for key in config._flat_fields(Recipe, each)}
+    assert {"decode.drafter.tree_file", "decode.rule.k", "train.lr"} < keys
+    assert [key for key in sorted(keys) if f"--{key}" not in told] == []
+
+
+READ = {"output_dir": "out", "target": {"model": "m"}}
+
+
+def decode_of(*overrides: str, **decode: object) -> DecodeConfig:
+    return config.recipe_of({**READ, "decode": decode}, overrides).decode
+
+
+def test_a_drafter_is_a_name_or_a_section_and_an_override_of_its_kind_drops_the_others_options() -> None:
+    assert decode_of(drafter="chain", rule="block") == DecodeConfig(drafter=Chain(), rule=Block())
+    sizes = {"budget": 8, "top_k": 3}
+    assert decode_of(drafter=sizes).drafter == Tree(budget=8, top_k=3)
+    assert decode_of("--decode.drafter.depth=2", drafter={**sizes, "kind": "eagle2"}).drafter == Tree(**sizes, depth=2)
+    for said in (("--decode.drafter", "chain"), ("--decode.drafter.kind=chain",)):
+        assert decode_of(*said, "--decode.drafter.depth", "5", drafter=sizes).drafter == Chain(depth=5)
+    assert decode_of("--decode.drafter=eagle2", drafter=sizes).drafter == Tree(**sizes)
+    assert decode_of(rule={"kind": "top_k", "k": 5}).rule == TopK(k=5)
+    whole = config.recipe_of({**READ, "decode": {"drafter": sizes, "rule": "typical"}})
+    assert config.recipe_of(config.as_dict(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("decode", "overrides", "message"),
+    [
+        ({"drafter": "eagel2"}, (), "decode.drafter is 'eagel2', expected one of .* did you mean eagle2"),
+        ({"drafter": {"budgt": 8}}, (), "unknown key decode.drafter.budgt; did you mean decode.drafter.budget"),
+        ({"budget": 8}, (), "unknown key decode.budget; did you mean decode.drafter.budget"),
+        (
+            {"drafter": {"tree_file": "x.json"}},
+            (),
+            "decode.drafter.tree_file is read by static, and decode.drafter is eagle2",
+        ),
+        ({"drafter": {"kind": "static", "longest": 3}}, (), "longest is read by ngram, and decode.drafter is static"),
+        ({"drafter": {"kind": "chain", "model": "x"}}, (), "model is read by model, and decode.drafter is chain"),
+        ({"rule": "typical"}, ("--decode.rule.k", "3"), "decode.rule.k is read by top_k, and decode.rule is typical"),
+        (
+            {"drafter": ["chain"]},
+            (),
+            "expected one of eagle2, static, chain, model, ngram, none, or a section with kind",
+        ),
+        ({"drafter": {"budget": "few"}}, (), "decode.drafter.budget is few, expected int or null"),
+        ({"drafter": {"budget": 0}}, (), "decode.drafter.budget is 0, expected 1 or more"),
+        ({"rule": "block"}, (), 'the rule "block" got a tree with siblings, expected a chain'),
+        ({"drafter": "static", "rule": "block"}, (), 'cannot choose children "sampled"'),
+        ({"drafter": "ngram", "rule": "block"}, (), 'cannot choose children "sampled", only top'),
+        (
+            {"rule": "rejection", "children": "coupled"},
+            (),
+            'the rule "rejection" got a tree whose children are "coupled"',
+        ),
+    ],
+)
+def test_what_a_drafter_or_rule_cannot_do_is_refused_as_the_recipe_is_read(
+    decode: dict[str, object], overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(EagleError, match=message):
+        decode_of(*overrides, **decode)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
@@ -15,6 +14,7 @@ from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.row import Row
 from eagle.target.target import Target
 from eagle.verify.coupled import Coupled
+from tests.decoding import decode_config
 from tests.kernels.test_tree_attention import random_parents
 from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -107,7 +107,7 @@ def test_text_does_not_depend_on_the_trees(target: Target, seed: int, length: in
 def test_a_draft_head_does_not_change_the_text(
     target: Target, head: EagleHead, budget: int, top_k: int, depth: int
 ) -> None:
-    decode = DecodeConfig(budget=budget, top_k=top_k, depth=depth)
+    decode = decode_config(budget=budget, top_k=top_k, depth=depth)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
     out = decoder.generate(prompt(), max_new_tokens=40, eos_token_id=[])
     assert torch.equal(out.sequences, decoder.plain().generate(prompt(), max_new_tokens=40, eos_token_id=[]).sequences)

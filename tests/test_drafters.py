@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
-from eagle.decode.make import make_drafter, with_drafter
+from eagle.decode.make import make_drafter
 from eagle.draft.by_level import TreeShape
 from eagle.draft.by_model import ModelDrafter
 from eagle.draft.by_ngram import NgramDrafter, NgramIndex
@@ -24,7 +23,7 @@ from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.row import Row
 from eagle.sample.sampling import RowSampler, Sampling
 from eagle.target.target import Target
-from eagle.verify.coupled import Coupled
+from tests.decoding import decode_config
 from tests.exact import LOG_Q, head_in_float64, in_float64
 from tests.head_drafters import static_drafter
 from tests.test_drafting import log_q_after
@@ -87,7 +86,7 @@ def taus(out: SpeculativeOutput) -> list[float]:
         dict(drafter="chain", depth=4),
         dict(drafter="model", budget=12, top_k=3, depth=4),
         dict(drafter="ngram"),
-        dict(drafter="ngram", ngram_continuations=3, depth=5),
+        dict(drafter="ngram", continuations=3, depth=5),
     ],
     ids=lambda decode: "-".join(str(value) for value in decode.values()),
 )
@@ -95,7 +94,7 @@ def test_no_drafter_changes_the_text_of_a_ragged_batch(
     decode: dict[str, Any], sampling: dict[str, Any], target: Target, head: EagleHead, other: Target
 ) -> None:
     model = other if decode.get("drafter") == "model" else None
-    drafter = make_drafter(target, Coupled(), DecodeConfig(**decode), head=head, draft_model=model)
+    drafter = make_drafter(target, decode_config(**decode), head=head, draft_model=model)
     assert drafter is not None
     check_same_text(target, drafter, **sampling)
 
@@ -306,7 +305,7 @@ def test_a_draft_model_with_another_tokenizer_is_refused_and_padding_of_the_voca
 def test_a_draft_model_of_another_padding_serves_every_rule(rule: str, top_k: int, size: int, target: Target) -> None:
     """It never proposes what only one of the two has, and what it is tested against has the target's width."""
     padded = Target(tiny_model(vocab_size=size), tiny_tokenizer())
-    decode = DecodeConfig(drafter="model", budget=9, top_k=top_k, depth=3)
+    decode = decode_config(drafter="model", budget=9, top_k=top_k, depth=3)
     decoder = SpeculativeDecoder.from_pretrained(target, decode=decode, rule=rule, draft_model=padded)
     ids, mask = ragged()
     for sampling in SAMPLINGS.values():
@@ -317,26 +316,19 @@ def test_a_draft_model_of_another_padding_serves_every_rule(rule: str, top_k: in
             assert torch.equal(out.sequences, plain.sequences)
 
 
-def test_options_that_a_drafter_does_not_read_are_refused(target: Target, head: EagleHead) -> None:
-    for drafter, option in (("static", "budget"), ("static", "depth"), ("chain", "top_k"), ("ngram", "top_k")):
-        decode = DecodeConfig(drafter=drafter, **{option: 3})  # type: ignore[arg-type]
-        with pytest.raises(EagleError, match=rf"decode\.{option} is 3, but only the drafter"):
-            SpeculativeDecoder.from_pretrained(target, head, decode=decode)
-    with pytest.raises(EagleError, match=r"drafter is 'eagel2', expected one of eagle2"):
-        DecodeConfig(drafter="eagel2")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_depth_that_batch_mates_decide_is_refused_where_the_text_depends_on_it(
     rule: str, target: Target, head: EagleHead
 ) -> None:
-    decode = DecodeConfig(top_k=1, budget=4, depth=3, level_cost=0.4)
+    with pytest.raises(EagleError, match="depth would depend on the batch"):
+        decode_config(rule=rule, top_k=1, budget=4, depth=3, level_cost=0.4)
+    decode = decode_config(top_k=1, budget=4, depth=3, level_cost=0.4)
     with pytest.raises(EagleError, match="depth would depend on the batch"):
         SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
 
 
 def test_two_texts_of_one_decoder_do_not_mix(target: Target, head: EagleHead) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(budget=6, top_k=2, depth=3))
     prompts = [torch.randint(3, 300, (1, 9), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     first = decoder.pieces(prompts[0], max_new_tokens=20, do_sample=False, eos_token_id=[])
     next(first)
@@ -450,31 +442,27 @@ def test_a_step_reads_as_much_of_a_long_row_as_of_a_short_one() -> None:
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        (dict(tree_file="x.json"), 'only the drafter "static" reads it'),
-        (dict(drafter="static", ngram_max=3), 'only the drafter "ngram" reads it'),
-        (dict(drafter="chain", draft_model="x"), 'only the drafter "model" reads it'),
-        (dict(drafter="static", level_cost=0.1), 'only the drafter "eagle2 or chain or model" reads it'),
         (
             dict(drafter="model", depth=2, rule="rejection", level_cost=0.1),
             'under the rule "rejection" a text depends on its trees',
         ),
-        (dict(drafter="model"), "set decode.draft_model"),
+        (dict(drafter="model"), "set decode.drafter.model"),
         (dict(drafter="static"), '"static" needs a draft head'),
-        (dict(drafter="ngram", ngram_min=3, ngram_max=2), "below decode.ngram_min 3"),
-        (dict(drafter="ngram", ngram_min=0), "ngram_min is 0"),
+        (dict(drafter="ngram", shortest=3, longest=2), "below decode.drafter.shortest 3"),
+        (dict(drafter="ngram", shortest=0), "shortest is 0"),
         (dict(drafter="ngram", children="sampled"), 'cannot choose children "sampled", only top'),
-        (dict(drafter="model", depth=0), "decode.depth is 0"),
+        (dict(drafter="model", depth=0), "decode.drafter.depth is 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(decode: dict[str, Any], message: str, target: Target) -> None:
     with pytest.raises(EagleError, match=message):
         SpeculativeDecoder.from_pretrained(
-            target, decode=DecodeConfig(**decode), **({"draft_model": target} if "depth" in decode else {})
+            target, decode=decode_config(**decode), **({"draft_model": target} if "depth" in decode else {})
         )
 
 
 def test_plain_decoding_is_what_none_stands_for(target: Target, head: EagleHead) -> None:
-    assert SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(drafter="none")).drafter is None
+    assert SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(drafter="none")).drafter is None
     assert SpeculativeDecoder.from_pretrained(target).drafter is None
 
 
@@ -483,7 +471,12 @@ def test_plain_decoding_is_what_none_stands_for(target: Target, head: EagleHead)
 def test_every_drafter_works_with_every_rule_for_trees(
     drafter: str, rule: str, target: Target, head: EagleHead, other: Target
 ) -> None:
-    decode = with_drafter(DecodeConfig(budget=9, top_k=2, depth=3), drafter)
+    sizes: dict[str, dict[str, int]] = {
+        "model": dict(budget=9, top_k=2, depth=3),
+        "ngram": dict(depth=3),
+        "chain": dict(depth=3),
+    }
+    decode = decode_config(drafter, **sizes.get(drafter, {}))
     model = other if drafter == "model" else None
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule, draft_model=model)
     ids, mask = ragged()
@@ -493,7 +486,7 @@ def test_every_drafter_works_with_every_rule_for_trees(
 
 def test_a_draft_model_is_loaded_from_its_folder(target: Target, tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path / "draft")
-    decode = DecodeConfig(drafter="model", draft_model=str(folder), top_k=1, budget=4, depth=3)
+    decode = decode_config(drafter="model", model=str(folder), top_k=1, budget=4, depth=3)
     decoder = SpeculativeDecoder.from_pretrained(target, decode=decode)
     ids, mask = ragged()
     out = decoder.generate(ids, mask, max_new_tokens=21, eos_token_id=[])

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import published
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.dynamic_tree import DynamicTree
 from eagle.errors import EagleError
@@ -21,6 +19,7 @@ from eagle.sample.sampling import RowSampler, Sampling
 from eagle.target.fixed_forward import StaticForward
 from eagle.target.target import Target
 from tests import eagle3_reference as reference
+from tests.decoding import decode_config
 from tests.exact import same
 from tests.head_drafters import eagle2_drafter
 from tests.oracles import BatchOracle, answers, padded, prompt, with_oracle
@@ -215,7 +214,9 @@ DECODES: list[dict[str, Any]] = [
 def test_a_head_does_not_change_the_text(
     decode: dict[str, Any], sampling: dict[str, Any], draft: int, target: Target, tmp_path: Path
 ) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(target, reference_head(tmp_path, draft), decode=DecodeConfig(**decode))
+    decoder = SpeculativeDecoder.from_pretrained(
+        target, reference_head(tmp_path, draft), decode=decode_config(**decode)
+    )
     ids, mask = padded([prompt(length, seed=length)[0].tolist() for length in (2, 19, 8)], "left")
     call: dict[str, Any] = {"max_new_tokens": 24, **sampling}
     try:
@@ -227,7 +228,7 @@ def test_a_head_does_not_change_the_text(
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_other_rules_take_the_heads_probabilities(rule: Any, target: Target, head: Eagle3Head) -> None:
-    decode = DecodeConfig(rule=rule, drafter="chain", depth=3)
+    decode = decode_config(rule=rule, drafter="chain", depth=3)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
     greedy = decoder.generate(prompt(), max_new_tokens=12, do_sample=False, eos_token_id=[])
     assert torch.equal(
@@ -253,7 +254,7 @@ def test_a_head_that_knows_the_target_is_believed(tmp_path: Path) -> None:
     state["lm_head.weight"] = model.lm_head.weight.detach().clone()
     layers: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}
     folder = reference.write_reference(tmp_path, state, draft_vocab_size=reference.V, **layers)
-    decoder = SpeculativeDecoder.from_pretrained(model, folder, decode=DecodeConfig(drafter="chain", depth=3))
+    decoder = SpeculativeDecoder.from_pretrained(model, folder, decode=decode_config(drafter="chain", depth=3))
     out = decoder.generate(prompt(), max_new_tokens=21, eos_token_id=[])
     assert torch.equal(out.sequences, decoder.plain().generate(prompt(), max_new_tokens=21, eos_token_id=[]).sequences)
     assert out.stats is not None
@@ -263,7 +264,7 @@ def test_a_head_that_knows_the_target_is_believed(tmp_path: Path) -> None:
 def test_the_tree_is_as_deep_as_published_for_the_heads_version(target: Target, head: Eagle3Head) -> None:
     one = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
     for made, asked, depth in ((one, None, 6), (head, None, 8), (head, 3, 3)):
-        decoder = SpeculativeDecoder.from_pretrained(target, made, decode=published(DecodeConfig(depth=asked)))
+        decoder = SpeculativeDecoder.from_pretrained(target, made, decode=decode_config(depth=asked).as_published())
         assert isinstance(decoder.drafter, HeadDrafter)
         assert isinstance(decoder.drafter.shape, DynamicTree)
         assert decoder.drafter.shape.depth == depth

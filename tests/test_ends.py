@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
 from eagle.verify.rules import make_rule
+from tests.decoding import decode_config
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
 
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "model": dict(drafter="model", budget=14, top_k=3, depth=4),
     "model, sampled": dict(drafter="model", budget=14, top_k=3, depth=4, rule="rejection"),
     "model, sampled chain": dict(drafter="model", budget=9, top_k=1, depth=5, rule="block"),
-    "ngram": dict(drafter="ngram", ngram_continuations=3, depth=5),
+    "ngram": dict(drafter="ngram", continuations=3, depth=5),
 }
 
 
@@ -45,7 +45,7 @@ class Watched:
             torch.manual_seed(1)
             head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
         self.decoder = SpeculativeDecoder.from_pretrained(
-            target, head, draft_model=model, decode=DecodeConfig(**kind), rule=make_rule(kind.get("rule", "coupled"))
+            target, head, draft_model=model, decode=decode_config(**kind), rule=make_rule(kind.get("rule", "coupled"))
         )
         self.trees: list[DraftTree] = []
         drafter = self.decoder.drafter

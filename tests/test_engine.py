@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.by_head import HeadDrafter
 from eagle.errors import EagleError
@@ -16,6 +15,7 @@ from eagle.target import machine_file
 from eagle.target.engine import packed_copy, packed_layers
 from eagle.target.products import JointPart, PackedLinear, decide
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import FAMILIES, tiny_model
 
 IDS = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))
@@ -37,7 +37,7 @@ def test_text_is_the_same_under_both_engines(family: str) -> None:
     torch.manual_seed(1)
     head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
     expected = SpeculativeDecoder(target).generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences
-    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="compiled"))
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(engine="compiled"))
     assert torch.equal(decoder.plain().generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert torch.equal(decoder.generate(IDS, max_new_tokens=40, eos_token_id=[]).sequences, expected)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
@@ -153,11 +153,11 @@ def test_a_shared_target_keeps_its_engine_unless_another_is_asked_for() -> None:
     target = Target(tiny_model())
     target.use_engine("compiled")
     head = EagleHead(EagleHeadConfig.for_target(target.config)).eval()
-    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=8))
+    decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(budget=8))
     assert target.engine == "compiled"
     assert isinstance(decoder.drafter, HeadDrafter)
     assert isinstance(decoder.drafter.head.fc, PackedLinear), "the head runs on the target's engine"
-    other = SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(engine="eager"))
+    other = SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(engine="eager"))
     assert (other.target.engine, target.engine) == ("eager", "compiled")
 
 

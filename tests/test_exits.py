@@ -70,7 +70,7 @@ def test_a_gpu_without_memory_left_is_one_message_with_what_to_change(
     )
     for key in (
         *("half of train.batch_size with twice train.gradient_accumulation", "features.batch_tokens", "eval.batches"),
-        *("data.regenerate.batch_size", "decode.budget"),
+        *("data.regenerate.batch_size", "decode.drafter.budget"),
     ):
         assert key in printed
     assert "Traceback" not in printed

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.row import Row
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.oracles import NEW, BatchOracle, answers, padded, prompt, with_oracle
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -155,7 +155,7 @@ def test_drafting_never_changes_the_text_nor_do_batch_mates(targets: dict[str, T
     ids, mask = padded(call["prompts"], call["side"])
     plain, drafted = with_oracle(target, ids, mask, nodes=call["nodes"], **arguments)
     assert torch.equal(drafted.sequences, plain.sequences)
-    head = SpeculativeDecoder.from_pretrained(target, head_of(target), decode=DecodeConfig(**call["tree"]))
+    head = SpeculativeDecoder.from_pretrained(target, head_of(target), decode=decode_config(**call["tree"]))
     assert torch.equal(head.generate(ids, mask, **arguments).sequences, plain.sequences)
     assert plain.stats is not None
     copies = arguments.get("num_return_sequences", 1)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.sample.processing import own_copy
 from eagle.sample.sampling import RowSampler, Sampling
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.oracles import answers, padded
 from tests.tiny import tiny_model
 
@@ -30,7 +30,7 @@ def target() -> Target:
 def drafting(target: Target, rule: str) -> SpeculativeDecoder:
     """The target's own weights draft: much is accepted."""
     tree: dict[str, Any] = dict(top_k=1) if rule == "block" else dict(top_k=2, budget=9)
-    decode = DecodeConfig(drafter="model", rule=rule, depth=4, **tree)
+    decode = decode_config(drafter="model", rule=rule, depth=4, **tree)
     return SpeculativeDecoder.from_pretrained(target, draft_model=Target(target.model), decode=decode)
 
 
@@ -256,7 +256,7 @@ def test_a_broken_target_or_draft_is_named() -> None:
     assert decoder.generate(ids, remove_invalid_values=True, **ask).sequences.shape == (1, 9)
     for rule in RULES:
         for sampled in (False, True):
-            decode = DecodeConfig(drafter="model", rule=rule, top_k=1, depth=3)
+            decode = decode_config(drafter="model", rule=rule, top_k=1, depth=3)
             drafted = SpeculativeDecoder.from_pretrained(
                 Target(whole), draft_model=Target(broken, probe=False), decode=decode
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle.config import read_recipe
-from eagle.decode.make import NEEDS_HEAD
+from eagle.decode_config import DRAFTERS, Tree
 from eagle.eval.settings import parse_settings
 from eagle.train import selection
 from eagle.train_config import TrainConfig
@@ -49,7 +49,7 @@ def test_published_heads_are_as_published() -> None:
     train = llama.train
     assert (train.lr, train.warmup_steps, train.epochs, train.weight_decay) == (5e-5, 12000, 40, 0)
     assert (train.unroll_steps, train.unroll_weight, train.detach_between_steps) == (7, 0.8, False)
-    assert (llama.decode.budget, llama.decode.top_k, llama.decode.depth) == (60, 10, 8)
+    assert llama.decode.drafter == Tree(budget=60, top_k=10, depth=8)
 
 
 def test_smollm2_recipes_differ_in_the_head_its_losses_and_its_rate_alone() -> None:
@@ -66,7 +66,16 @@ def test_smollm2_recipes_differ_in_the_head_its_losses_and_its_rate_alone() -> N
 def test_the_suite_compares_every_method_that_needs_no_draft_model() -> None:
     recipe = read_recipe(_path(SUITE))
     assert recipe.eval.prompts == ("suite:spec-bench-open",)
-    assert set(recipe.eval.methods) == {"hf", "hf-lookup", "plain", "ngram", "tuned", "default", *NEEDS_HEAD}
+    drafters = [name for name, kind in DRAFTERS.items() if kind.reads_head]
+    assert set(recipe.eval.methods) == {
+        "hf",
+        "hf-lookup",
+        "plain",
+        "ngram",
+        "tuned",
+        "default",
+        *drafters,
+    }
     assert [setting.sampling.temperature for setting in parse_settings(recipe.eval.sampling)] == [0, 1]
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.checks.exactness import divergence, kind_of, margins_of
 from eagle.target.routers import closest, routers_recorded
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def test_drafting_over_tied_experts_leaves_plain_decoding_at_router_ties_alone()
         model = tiny_model("mixtral", seed=seed)
         target, draft = Target.from_pretrained(model), Target.from_pretrained(tiny_model("mixtral", seed=seed))
         tie_experts(target)
-        decode = DecodeConfig(drafter="model", budget=8, top_k=2, depth=3)
+        decode = decode_config(drafter="model", budget=8, top_k=2, depth=3)
         decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=decode)
         answers = [
             one.generate(torch.tensor([PROMPT]), max_new_tokens=20, eos_token_id=None, do_sample=False)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 300, (4, 9), generator=torch.Generator().manual_seed(0))
 CALL: dict[str, Any] = dict(max_new_tokens=24, eos_token_id=[])
-TREE = DecodeConfig(drafter="model", budget=12, top_k=3, depth=3)
+TREE = decode_config(drafter="model", budget=12, top_k=3, depth=3)
 
 
 def drafted(target: Target, model: PreTrainedModel) -> SpeculativeDecoder:
@@ -116,9 +116,9 @@ def test_a_thread_that_calls_the_model_itself_meanwhile_is_refused_or_waits(monk
 
 def test_a_decoder_keeps_its_engine_whatever_others_over_the_same_target_ask_for() -> None:
     target = Target(tiny_model())
-    compiled = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(engine="compiled", drafter="none"))
-    eager = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(engine="eager", drafter="none"))
-    again = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(engine="compiled", drafter="none"))
+    compiled = SpeculativeDecoder.from_pretrained(target, decode=decode_config(engine="compiled", drafter="none"))
+    eager = SpeculativeDecoder.from_pretrained(target, decode=decode_config(engine="eager", drafter="none"))
+    again = SpeculativeDecoder.from_pretrained(target, decode=decode_config(engine="compiled", drafter="none"))
     assert [one.target.engine for one in (compiled, eager, again)] == ["compiled", "eager", "compiled"]
     assert eager.target is target, "what has the engine already"
     assert again.target is compiled.target, "one packed copy of the weights for all"

@@ -11,7 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eagle.config import DecodeConfig
 from eagle.decode import decoder as decode_module
 from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
 from eagle.draft.by_head import HeadDrafter
@@ -29,6 +28,7 @@ from eagle.target.cuda_graph import Recorder
 from eagle.target.fixed_cache import StaticCache
 from eagle.target.fixed_forward import FixedStep, StaticForward
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.exact import LOG_Q, in_float64, same
 from tests.kernels.test_tree_attention import random_parents
 from tests.oracles import with_oracle
@@ -117,7 +117,7 @@ def test_every_drafter_drafts_and_says_the_same_in_fixed_shapes(
     for target, engine in ((Target(tiny_model()), "eager"), (static(), "cudagraph")):
         model = tiny_model("qwen2", seed=4, num_hidden_layers=1) if decode.get("drafter") == "model" else None
         head = None if model is not None else head_of(target)
-        settings = DecodeConfig(**{**decode, "engine": engine})
+        settings = decode_config(**{**decode, "engine": engine})
         decoder = SpeculativeDecoder.from_pretrained(target, head, decode=settings, draft_model=model)
         outs.append(decoder.generate(ids, mask, max_new_tokens=24, eos_token_id=[], **sampling))
     assert torch.equal(outs[0].sequences, outs[1].sequences)
@@ -162,7 +162,7 @@ def test_an_eagle3_head_gets_its_layers_out_of_the_fixed_step() -> None:
     ids, mask = ragged()
     outs = []
     for target in (Target(tiny_model()), static()):
-        decode = DecodeConfig(engine=target.engine, budget=12, top_k=3, depth=3)
+        decode = decode_config(engine=target.engine, budget=12, top_k=3, depth=3)
         decoder = SpeculativeDecoder.from_pretrained(target, head_of(target, "eagle3"), decode=decode)
         outs.append(decoder.generate(ids, mask, max_new_tokens=24, eos_token_id=[]))
     assert torch.equal(outs[0].sequences, outs[1].sequences)
@@ -192,7 +192,7 @@ def test_the_next_call_finds_what_was_recorded(monkeypatch: pytest.MonkeyPatch) 
     target = static()
     count.take()  # the target's check
     decoder = SpeculativeDecoder.from_pretrained(
-        target, head_of(target), decode=DecodeConfig(engine="cudagraph", budget=20, top_k=4, depth=4)
+        target, head_of(target), decode=decode_config(engine="cudagraph", budget=20, top_k=4, depth=4)
     )
     ids, mask = ragged()
     plain = decoder.plain().generate(ids, mask, max_new_tokens=20, eos_token_id=[]).sequences
@@ -235,7 +235,7 @@ def test_growing_beyond_the_bucket_keeps_the_text(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(decode_module, "TREE_ROOM", -60)
     target = static()
     decoder = SpeculativeDecoder.from_pretrained(
-        target, head_of(target), decode=DecodeConfig(engine="cudagraph", budget=12, top_k=3, depth=3)
+        target, head_of(target), decode=decode_config(engine="cudagraph", budget=12, top_k=3, depth=3)
     )
     assert torch.equal(decoder.generate(ids, mask, **arguments).sequences, expected)
     assert target.static is not None
@@ -324,7 +324,7 @@ def test_a_forward_that_depends_on_data_is_refused(family: str) -> None:
 def test_without_a_cuda_device_the_engine_is_refused() -> None:
     target = Target(tiny_model())
     with pytest.raises(EagleError, match=r'"cudagraph" got a model on cpu, expected a CUDA device.*"eager"'):
-        SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(engine="cudagraph"))
+        SpeculativeDecoder.from_pretrained(target, decode=decode_config(engine="cudagraph"))
 
 
 def test_a_model_on_several_devices_is_refused() -> None:
@@ -341,11 +341,11 @@ def test_graphs_replay_the_same_text(sampling: dict[str, Any]) -> None:
     ids, mask = ragged()
     target = Target(tiny_model().cuda())
     settings: dict[str, Any] = dict(budget=20, top_k=4, depth=4)
-    expected = SpeculativeDecoder.from_pretrained(target, head_of(target), decode=DecodeConfig(**settings)).generate(
+    expected = SpeculativeDecoder.from_pretrained(target, head_of(target), decode=decode_config(**settings)).generate(
         ids, mask, max_new_tokens=40, eos_token_id=[], **sampling
     )
     decoder = SpeculativeDecoder.from_pretrained(
-        target, head_of(target), decode=DecodeConfig(engine="cudagraph", **settings)
+        target, head_of(target), decode=decode_config(engine="cudagraph", **settings)
     )
     for _ in range(2):  # recorded, then found again
         out = decoder.generate(ids, mask, max_new_tokens=40, eos_token_id=[], **sampling)

@@ -10,10 +10,11 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
+from eagle.cli.decoding import add_decoder_arguments, recipe_of_options
 from eagle.config import DataConfig, Recipe, TargetConfig, read_recipe
 from eagle.data.features import extract
 from eagle.data.prepare import load_prepared, prepare
-from eagle.decode.options import _what, add_decoder_arguments
+from eagle.decode_config import Plain
 from eagle.errors import EagleError
 from eagle.target.loading import load_tokenizer, tokenizer_identity
 from eagle.target.prompt import prompt_ids
@@ -94,8 +95,8 @@ def test_generate_and_chat_take_the_recipes_date(recipe: Recipe, tmp_path: Path)
     parser = argparse.ArgumentParser()
     add_decoder_arguments(parser)
     for arguments in (["--recipe", str(path)], ["--recipe", str(path), "--target", recipe.target.model]):
-        target, *_ = _what(parser.parse_args([*arguments, "--plain"]), search=False)
-        assert target.date == "2026-11-30"
+        made = recipe_of_options(parser.parse_args([*arguments, "--plain"]), [])
+        assert (made.target.date, made.decode.drafter) == ("2026-11-30", Plain())
 
 
 @pytest.mark.parametrize("beginning", ["", "\n", "\n\n  ", "  {% if true %}\n x{% endif %}\n"])

@@ -1,15 +1,12 @@
 """Tuned trees lie beside the head, hold for one machine, and are taken where a recipe leaves the tree open."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import published
 from eagle.draft import tuning
 from eagle.draft.timed_trees import best_tree
 from eagle.draft.tuned import TunedDrafter
@@ -18,6 +15,7 @@ from eagle.errors import EagleError
 from eagle.formats.checkpoint import load_head, save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -98,7 +96,7 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
     folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def source(**decode: object) -> tuple[str, float]:
-        decoder = SpeculativeDecoder.from_pretrained(target, folder, decode=DecodeConfig(**decode))  # type: ignore[arg-type]
+        decoder = SpeculativeDecoder.from_pretrained(target, folder, decode=decode_config(**decode))  # type: ignore[arg-type]
         stats = decoder.generate(IDS, max_new_tokens=6, do_sample=False).stats[0]
         return stats.tree, stats.nodes / stats.verify_steps
 
@@ -114,7 +112,7 @@ def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
     assert source(drafter="static")[0] == "published: EAGLE-1's static tree"
     assert source(rule="rejection")[0] == f"published: sampled {whole}"
     assert source(children="top")[0] == f"published: {whole}"
-    decoder = SpeculativeDecoder.from_pretrained(target, load_head(folder), decode=DecodeConfig())
+    decoder = SpeculativeDecoder.from_pretrained(target, load_head(folder), decode=decode_config())
     assert isinstance(decoder.drafter, TunedDrafter), "a loaded head knows where it was read"
     monkeypatch.setattr(tuning, "machine_name", lambda device: "another machine")
     assert source()[0] == timed
@@ -188,6 +186,6 @@ def test_a_timed_tree_grows_while_nodes_cost_little_and_none_is_taken_where_draf
 
 
 def test_published_fills_in_what_is_left_open() -> None:
-    filled = published(DecodeConfig(top_k=3))
-    assert (filled.budget, filled.top_k, filled.depth, filled.level_cost) == (60, 3, None, 0.0)
-    assert dataclasses.replace(filled, budget=None, level_cost=None) == DecodeConfig(top_k=3)
+    filled = decode_config(top_k=3, engine="eager").as_published()
+    assert filled == decode_config(budget=60, top_k=3, level_cost=0.0, engine="eager")
+    assert decode_config("chain").as_published() == decode_config("chain")

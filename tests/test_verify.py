@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
+import eagle
 from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode_config import RULES
 from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
@@ -18,7 +19,8 @@ from eagle.verify.block import Block
 from eagle.verify.coupled import Coupled
 from eagle.verify.lossy import TopK, Typical
 from eagle.verify.rejection import Rejection
-from eagle.verify.rules import RULES, make_rule
+from eagle.verify.rules import make_rule
+from tests.decoding import decode_config
 from tests.enumeration import (
     Chance,
     Table,
@@ -316,7 +318,7 @@ def _view(target: Target, row: Any) -> Any:
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "top_k", "typical"])
 def test_every_rule_decodes_by_name_and_says_whether_it_is_lossless(target: Target, head: EagleHead, rule: str) -> None:
-    decode = DecodeConfig(budget=8, top_k=1 if rule == "block" else 3, depth=3)
+    decode = decode_config(budget=8, top_k=1 if rule == "block" else 3, depth=3)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
     arguments: dict[str, Any] = dict(max_new_tokens=12, eos_token_id=[], seed=5)
     sampled = decoder.generate(IDS, do_sample=True, temperature=1.0, num_return_sequences=3, **arguments)
@@ -333,7 +335,7 @@ def test_every_rule_decodes_by_name_and_says_whether_it_is_lossless(target: Targ
 def test_the_coupled_walk_says_plain_decodings_text_over_every_kind_of_tree(
     target: Target, head: EagleHead, children: Any
 ) -> None:
-    decode = DecodeConfig(budget=9, top_k=3, depth=3, children=children)
+    decode = decode_config(budget=9, top_k=3, depth=3, children=children)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
     arguments: dict[str, Any] = dict(max_new_tokens=20, do_sample=True, temperature=1.3, top_p=0.9, seed=[4, 5, 6])
     ids = IDS.expand(3, -1)
@@ -378,24 +380,19 @@ def test_block_noise_is_fresh_in_every_cycle(target: Target, head: EagleHead) ->
 
 def test_rules_by_name() -> None:
     assert list(RULES) == ["coupled", "rejection", "block", "top_k", "typical"]
-    assert make_rule("top_k", k=5) == TopK(k=5)
+    assert make_rule(eagle.TopK(k=5)) == TopK(k=5)
     assert isinstance(make_rule("rejection"), Rejection)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("rejecton", {}, "did you mean rejection"),
-        ("nothing like it", {}, "coupled, rejection, block"),
-        ("typical", {"epsilom": 0.1}, "did you mean epsilon"),
-        ("coupled", {"k": 3}, "no option k"),
-        ("top_k", {"k": 0}, "k=0"),
-        ("typical", {"delta": 1.5}, "delta=1.5"),
-    ],
-)
-def test_unknown_rules_and_options_are_named_with_the_nearest(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EagleError, match=message):
-        make_rule(name, **options)
+def test_unknown_rules_are_named_with_the_nearest_and_options_kept_in_range() -> None:
+    with pytest.raises(EagleError, match="did you mean rejection"):
+        make_rule("rejecton")
+    with pytest.raises(EagleError, match="coupled, rejection, block"):
+        make_rule("nothing like it")
+    with pytest.raises(EagleError, match="decode.rule.k is 0"):
+        TopK(k=0)
+    with pytest.raises(EagleError, match="decode.rule.delta is 1.5"):
+        Typical(delta=1.5)
 
 
 @pytest.mark.parametrize(
@@ -410,9 +407,11 @@ def test_unknown_rules_and_options_are_named_with_the_nearest(name: str, options
 def test_trees_that_a_rule_cannot_verify_are_refused(
     target: Target, head: EagleHead, rule: Any, children: Any, top_k: int, message: str
 ) -> None:
-    decode = DecodeConfig(budget=9, top_k=top_k, depth=2, rule=rule, children=children)
     with pytest.raises(EagleError, match=message):
-        SpeculativeDecoder.from_pretrained(target, head, decode=decode)
+        decode_config(budget=9, top_k=top_k, depth=2, rule=rule, children=children)
+    decode = decode_config(budget=9, top_k=top_k, depth=2, rule="top_k", children=children)
+    with pytest.raises(EagleError, match=message):
+        SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
 
 
 def test_a_rule_refuses_a_tree_it_meets_unprepared() -> None:

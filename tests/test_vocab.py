@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tree import DraftTree
@@ -20,6 +19,7 @@ from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.heads.vocabulary import DraftTokens, DraftVocabulary
 from eagle.target.target import Target
 from eagle.target.token_layers import TokenLayers
+from tests.decoding import decode_config
 from tests.exact import LOG_Q, in_float64
 from tests.head_drafters import eagle2_drafter, static_drafter
 from tests.tiny import VOCAB, tiny_model, tiny_tokenizer
@@ -218,4 +218,4 @@ def test_drafted_tokens_are_target_ids_of_the_draft_vocabulary(target: Target, v
 def test_more_children_than_draft_tokens_is_an_error(target: Target) -> None:
     few = DraftVocabulary(target_ids_D=torch.arange(5), target_size=VOCAB)
     with pytest.raises(EagleError, match=r"10 children, the draft vocabulary has 5 tokens"):
-        SpeculativeDecoder.from_pretrained(target, reduced_head(target, few), decode=DecodeConfig())
+        SpeculativeDecoder.from_pretrained(target, reduced_head(target, few), decode=decode_config())

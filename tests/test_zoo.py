@@ -13,9 +13,10 @@ import yaml
 from eagle.cli import demo
 from eagle.cli import main as cli
 from eagle.cli import zoo_packing as pack
-from eagle.config import DecodeConfig, Recipe, as_dict, read_recipe
+from eagle.config import Recipe, as_dict, read_recipe
 from eagle.data.sources import shipped_files
 from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode_config import DecodeConfig
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, read_tuned, write_tuned
 from eagle.errors import EagleError
 from eagle.files import sha256_file, write_json
@@ -26,6 +27,7 @@ from eagle.formats.zoo.catalogue import zoo_head, zoo_names
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
 from eagle.train_config import GLOBAL_BATCH
+from tests.decoding import decode_config
 from tests.eval.report_case import full_result
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
@@ -207,7 +209,7 @@ def test_the_card_tells_which_trees_decoding_takes_and_where_the_target_came_fro
     assert "pip install" not in card
     assert "(A CPU, engine compiled, float32: 3 nodes, top-k 2, 2 levels)" in card
     snippet = card.split("```")[1]
-    assert 'DecodeConfig(engine="compiled", budget=3, top_k=2, depth=2, level_cost=0.0)' in snippet
+    assert 'DecodeConfig(engine="compiled", drafter=Tree(budget=3, top_k=2, depth=2, level_cost=0.0))' in snippet
     compile(snippet, "card", "exec")
 
 
@@ -273,7 +275,7 @@ def test_the_demo_measures_the_shipped_head_only_behind_its_own_target(
     write_json(zoo / "tiny-one/zoo.json", {**card, "target": {"model": recipe.target.model}})
     shipped = demo.shipped_recipe(recipe)
     assert shipped is not None
-    assert (shipped.decode.depth, shipped.eval.methods) == (demo.SHIPPED_TREE["depth"], ("hf", "plain", "eagle2"))
+    assert (shipped.decode.drafter, shipped.eval.methods) == (demo.SHIPPED_TREE, ("hf", "plain", "eagle2"))
     assert shipped.eval.prompts == recipe.eval.prompts
     assert shipped.eval_dir != recipe.eval_dir
 
@@ -309,7 +311,7 @@ def test_the_shipped_head_is_what_its_recipe_makes_of_the_shipped_conversations(
 
 @pytest.mark.real
 def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
-    trees = DecodeConfig(**demo.SHIPPED_TREE)
+    trees = DecodeConfig(drafter=demo.SHIPPED_TREE)
     decoder = SpeculativeDecoder.from_pretrained(smollm2, head=demo.SHIPPED, decode=trees)
     assert smollm2.tokenizer is not None
     ids = smollm2.tokenizer.apply_chat_template(
@@ -319,7 +321,7 @@ def test_the_shipped_head_drafts_for_smollm2(smollm2: Target) -> None:
     assert out.stats is not None
     assert out.stats[0].tau > 1.2
     published = SpeculativeDecoder.from_pretrained(
-        smollm2, head=demo.SHIPPED, decode=DecodeConfig(budget=60, top_k=10, depth=6)
+        smollm2, head=demo.SHIPPED, decode=decode_config(budget=60, top_k=10, depth=6)
     )
     again = published.generate(ids, max_new_tokens=24, do_sample=False)
     assert torch.equal(again.sequences, out.sequences)

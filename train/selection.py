@@ -22,7 +22,7 @@ from eagle.data.conversations import read_conversations
 from eagle.data.documents import Documents, spread
 from eagle.data.sources import Rejected
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import NEEDS_HEAD, published
+from eagle.decode_config import DRAFTERS
 from eagle.errors import EagleError
 from eagle.files import sha256_text
 from eagle.formats.checkpoint import save_head
@@ -62,10 +62,11 @@ def check_settings(recipe: Recipe) -> None:
                 "train.decode_prompts), or leave train.patience out"
             )
         return
-    if recipe.decode.drafter not in NEEDS_HEAD:
+    if not recipe.decode.drafter.reads_head:
+        readers = ", ".join(name for name, kind in DRAFTERS.items() if kind.reads_head)
         raise EagleError(
-            f'decode.drafter is "{recipe.decode.drafter}", which drafts without the head; to choose heads by what they decode '
-            f"set it to {', '.join(NEEDS_HEAD)}, or train.decode_every to 0"
+            f'decode.drafter is "{recipe.decode.drafter.name}", which drafts without the head; to choose heads by what they '
+            f"decode set it to {readers}, or train.decode_every to 0"
         )
 
 
@@ -115,7 +116,7 @@ class Selection:
             )
         self.count = len(fitting)
         self._own = fitting[accelerator.process_index :: accelerator.num_processes]
-        tree = dataclasses.replace(published(recipe.decode), engine="eager")
+        tree = dataclasses.replace(recipe.decode.as_published(), engine="eager")
         self._tree = tree
         counted = "tokens that reached the answers"
         self.measure = sha256_text(json.dumps([fitting, recipe.train.decode_tokens, as_dict(tree), counted]))[:16]

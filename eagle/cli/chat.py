@@ -11,13 +11,14 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle.decode.options import add_decoder_arguments, add_sampling_arguments, decoder_of, sampling_keywords
+from eagle.cli.decoding import add_decoder_arguments, add_sampling_arguments, decoder_of, sampling_keywords
 from eagle.errors import EagleError
 from eagle.sample.presets import NAMES, summary
 
 if TYPE_CHECKING:
     from eagle.cli.chat_session import ChatSession
     from eagle.cli.chat_view import ChatView
+    from eagle.config import Recipe
     from eagle.decode.pieces import Piece
 
 _COMMANDS = {
@@ -46,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
 
 
-def chat(options: argparse.Namespace) -> None:
+def chat(options: argparse.Namespace, recipe: "Recipe") -> None:
     """Runs the chat until Ctrl-D, /quit or the end of standard input.
 
     A mistake is told and the chat goes on; in a scripted chat (standard input is no terminal) it ends it.
     """
     sampling_keywords(options)  # mistakes are told before anything is loaded
-    decoder = decoder_of(options)
+    decoder = decoder_of(options, recipe)
     from eagle.cli.chat_session import SETTINGS, ChatSession
     from eagle.cli.chat_view import ChatView
     from eagle.target.prompt import utf8

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from eagle.cli.decoding import DEFAULT_NEW_TOKENS, keywords_of
 from eagle.decode.arguments import resolve
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.options import DEFAULT_NEW_TOKENS, keywords_of
 from eagle.decode.pieces import Piece
 from eagle.errors import EagleError
 from eagle.files import atomic_path

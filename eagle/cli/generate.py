@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle.decode.options import (
+from eagle.cli.decoding import (
     add_decoder_arguments,
     add_sampling_arguments,
     decoder_of,
     load_decoder,
     sampling_keywords,
+    searches,
 )
 from eagle.errors import EagleError
 
@@ -57,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def generate(options: argparse.Namespace) -> None:
+def generate(options: argparse.Namespace, recipe: "Recipe") -> None:
     """Answers every prompt of the options, streaming to standard output."""
     asked = {**sampling_keywords(options), "stop_strings": options.stop}
-    searches = _search_keywords(options)
+    search = _search_keywords(options)
     prompts = list(_prompts(options))
-    decoder = decoder_of(options, search=bool(searches))
+    decoder = decoder_of(options, recipe)
     from eagle.target.prompt import prompt_ids, text_ids
 
     tokenizer = decoder.target.tokenizer
@@ -75,8 +76,8 @@ def generate(options: argparse.Namespace) -> None:
             ids = text_ids(tokenizer, prompt)
         else:
             ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-        if searches:
-            print_search(decoder, ids, stats=options.stats, **asked, **searches)
+        if search:
+            print_search(decoder, ids, stats=options.stats, **asked, **search)
         else:
             stream_answer(decoder, ids, stats=options.stats, **asked)
 
@@ -84,7 +85,7 @@ def generate(options: argparse.Namespace) -> None:
 def _search_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """Keywords of a search; empty without one."""
     given = {name: value for name in _SEARCH if (value := getattr(options, name)) is not None}
-    if options.num_beams in (None, 1):
+    if not searches(options):
         if given:
             name = next(iter(given)).replace("_", "-")
             raise EagleError(
@@ -140,7 +141,7 @@ def answer_one(recipe: "Recipe", question: str, *, max_new_tokens: int) -> None:
     """Streams the answer of a recipe's own head to one question, with the statistics line."""
     from eagle.target.prompt import prompt_ids
 
-    decoder = load_decoder(recipe.target, str(recipe.head_dir), recipe.decode, recipe.data.chat_template)
+    decoder = load_decoder(recipe, str(recipe.head_dir))
     assert decoder.target.tokenizer is not None
     ids = prompt_ids(decoder.target.tokenizer, [{"role": "user", "content": question}])
     stream_answer(decoder, ids, max_new_tokens=max_new_tokens, do_sample=False, stats=True)

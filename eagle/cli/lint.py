@@ -25,6 +25,7 @@ Exit codes: 0 sound (there may be warnings), 1 something breaks or goes wrong si
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `eagle lint`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("head", metavar="HEAD", nargs="?", help="the head's folder, hub id, or a name of `eagle zoo`")
     parser.add_argument(
         "--for",

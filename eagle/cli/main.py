@@ -1,39 +1,134 @@
-"""The `eagle` command. Every subcommand imports what it needs when it runs, so that `eagle --help` is quick."""
+"""The `eagle` command: one table of commands. What one runs is imported when it runs, so that `eagle --help` is quick."""
 
 import argparse
+import dataclasses
+import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Literal
 
 from eagle.exits import exit_code
 
-RECIPE_COMMANDS = {
-    "run": ("All stages of a recipe: data, features, training, evaluation; what is complete is skipped.", ()),
-    "data prepare": ("Conversations -> token ids with a loss mask.", ("data", "target")),
-    "data regenerate": (
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command."""
+
+    about: str
+    runs: str
+    """MODULE:FUNCTION"""
+    takes: tuple[Literal["recipe", "options"], ...] = ("options",)
+    """Its arguments."""
+    arguments: str | None = None
+    """MODULE:FUNCTION that declares its own options; None: it has none."""
+    recipe: Literal["needed", "optional", "none"] = "none"
+    """Whether it reads a recipe, as its first argument or by --recipe, and overrides of a recipe's keys."""
+    sections: tuple[str, ...] = ()
+    """The recipe's sections that it is about, which its help shows; (): all."""
+
+
+def _stage(about: str, runs: str, *sections: str, arguments: str | None = None) -> Command:
+    takes: tuple[Literal["recipe", "options"], ...] = ("recipe",) if arguments is None else ("recipe", "options")
+    return Command(about=about, runs=runs, takes=takes, arguments=arguments, recipe="needed", sections=sections)
+
+
+def _tool(about: str, module: str, function: str) -> Command:
+    return Command(about=about, runs=f"{module}:{function}", arguments=f"{module}:add_arguments")
+
+
+_ANSWERS = ("decode", "target")
+COMMANDS = {
+    "run": _stage(
+        "All stages of a recipe: data, features, training, evaluation; what is complete is skipped.",
+        "eagle.cli.run:run",
+    ),
+    "data prepare": _stage(
+        "Conversations -> token ids with a loss mask.", "eagle.data.prepare:prepare", "data", "target"
+    ),
+    "data regenerate": _stage(
         "Let the target itself answer prompts: better training data than others' answers.",
-        ("data", "target"),
+        "eagle.data.regenerate:regenerate",
+        "data",
+        "target",
     ),
-    "data inspect": (
+    "data inspect": _stage(
         "Show what will be trained on: mask preview, lengths, duplicates, disk and time estimates.",
-        ("data", "target", "features"),
+        "eagle.cli.stages:inspect",
+        "data",
+        "target",
+        "features",
+        arguments="eagle.cli.stages:inspect_arguments",
     ),
-    "data report": (
+    "data report": _stage(
         "How far the answers are from what the target would say; duplicates, cuts, draft vocabulary coverage.",
-        ("data", "target"),
+        "eagle.data.report:report",
+        "data",
+        "target",
     ),
-    "features": ("Run the target over the prepared data and store its features.", ("features", "target")),
-    "train": ("Train the draft head on the feature store.", ("train", "head", "features", "decode")),
-    "tune": (
+    "features": _stage(
+        "Run the target over the prepared data and store its features.",
+        "eagle.data.features:extract",
+        "features",
+        "target",
+    ),
+    "train": _stage(
+        "Train the draft head on the feature store.", "eagle.train.loop:train", "train", "head", "features", "decode"
+    ),
+    "tune": _stage(
         "Find the fastest draft tree for the head on this machine, or none; keep it beside the head.",
-        ("tune", "decode", "eval"),
+        "eagle.cli.stages:tune",
+        "tune",
+        "decode",
+        "eval",
+        arguments="eagle.cli.stages:tune_arguments",
     ),
-    "eval": (
+    "eval": _stage(
         "Acceptance, exactness and speed against Hugging Face generate and our own plain loop.",
-        ("eval", "decode", "target"),
+        "eagle.cli.stages:evaluate",
+        "eval",
+        "decode",
+        "target",
+        arguments="eagle.cli.stages:eval_arguments",
+    ),
+    "generate": Command(
+        about="Answer a prompt with a target and a draft head, streaming.",
+        runs="eagle.cli.generate:generate",
+        takes=("options", "recipe"),
+        arguments="eagle.cli.generate:add_arguments",
+        recipe="optional",
+        sections=_ANSWERS,
+    ),
+    "chat": Command(
+        about="Chat on the terminal, tokens coloured by how they came.",
+        runs="eagle.cli.chat:chat",
+        takes=("options", "recipe"),
+        arguments="eagle.cli.chat:add_arguments",
+        recipe="optional",
+        sections=_ANSWERS,
+    ),
+    "import": _tool(
+        "Make another project's head one of this: what it assumed is printed.", "eagle.cli.import_", "import_head"
+    ),
+    "export": _tool(
+        "Write a head for vLLM, SGLang, TensorRT-LLM ..., with a model card.", "eagle.cli.export", "export"
+    ),
+    "lint": _tool(
+        "What breaks when vLLM, SGLang or speculators loads a head, why, and the remedy.", "eagle.cli.lint", "lint"
+    ),
+    "report": _tool(
+        "Make an evaluation's report.html anew, or put several side by side.", "eagle.cli.report", "report"
+    ),
+    "zoo": _tool("The draft heads that come with this package. Give a name as --head.", "eagle.cli.zoo", "zoo"),
+    "presets": Command(
+        about="The parameter templates: each value, its range and the reasons.",
+        runs="eagle.sample.presets:show",
+        takes=(),
+    ),
+    "demo": _tool(
+        "The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.", "eagle.cli.demo", "demo_command"
     ),
 }
-"""What each does, and the recipe's sections that it is about, which its help shows; (): all."""
 _EPILOG = """\
 A recipe is a YAML file with the sections target, data, features, head, train, decode, eval
 and tune; configs/ holds examples.
@@ -50,175 +145,99 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    parser = _parser()
-    command = _recipe_command(arguments)
-    if command is None:
-        options = parser.parse_args(arguments)
-        _quieten()
-        return int(options.action(options) or 0)
-    rest = arguments[len(command.split()) :]
-    own = {"--head", "--check"} if command == "eval" else {"--head"} if command == "tune" else set()
-    arguments, overrides = split_overrides(rest, own)
-    if "-h" in rest or "--help" in rest:
-        from eagle.config import sections_help
-
-        _command_parser(command).print_help()
-        print("\n" + sections_help(RECIPE_COMMANDS[command][1]))
-        return 0
-    options = _command_parser(command).parse_args(arguments)
-    from eagle.config import as_dict, read_recipe
-
-    recipe = read_recipe(options.recipe, overrides)
-    if options.print_config:
-        import yaml
-
-        print(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), end="")
-        return 0
-    _quieten()
-    if command == "eval" and (options.check or options.decoding or options.quality):
-        return _eval_otherwise(options, recipe)
-    if getattr(options, "measure", False):
-        from eagle.data.inspect import inspect, measured_rate
-
-        inspect(recipe, tokens_per_second=measured_rate(recipe))
-        return 0
-    _stage(command, getattr(options, "head", None))(recipe)
-    return 0
-
-
-_FLAGS = ("--help", "--print_config", "--measure", "--decoding", "--quality")
-"""Options of recipe commands that take no value"""
-
-
-def _eval_otherwise(options: argparse.Namespace, recipe: Any) -> int:
-    """`eagle eval` with one of the options that measure something else; returns the exit code."""
-    if options.decoding:
-        from eagle.eval.quality.decoding import compare_decoding
-
-        compare_decoding(recipe, options.head)
-        return 0
-    if options.quality:
-        from eagle.eval.quality.quality import compare_quality
-
-        compare_quality(recipe, options.head)
-        return 0
-    if options.check == "exact":
-        from eagle.eval.checks.check import check_exact
-
-        return 0 if check_exact(recipe, options.head) else 1
-    from eagle.eval.checks.distribution import check_distribution
-
-    return 0 if check_distribution(recipe, options.head) else 1
-
-
-def split_overrides(arguments: Sequence[str], own: set[str]) -> tuple[list[str], list[str]]:
-    """Separates `--section.key value` (or `=value`) from the command's own arguments, in whatever order they come.
-
-    own: the command's own options that take a value, besides those without one (_FLAGS, -h).
-    """
-    kept: list[str] = []
+    name = next((name for words in (2, 1) if (name := " ".join(arguments[:words])) in COMMANDS), None)
+    if name is None:
+        _overview().parse_args(arguments)  # prints help or the version, or says what is wrong
+        return 2
+    command, rest = COMMANDS[name], arguments[len(name.split()) :]
+    parser = _parser(name, command)
     overrides: list[str] = []
-    i = 0
-    while i < len(arguments):
-        argument = arguments[i]
-        name, has_value = argument.split("=", 1)[0], "=" in argument
-        if not argument.startswith("--") or name in _FLAGS:
-            kept.append(argument)
-        else:
-            into = kept if name in own else overrides
-            into.append(argument)
-            if not has_value and i + 1 < len(arguments) and not arguments[i + 1].startswith("--"):
-                i += 1
-                into.append(arguments[i])
-        i += 1
+    if command.recipe != "none":
+        rest, overrides = split_overrides(rest)
+        if "-h" in rest or "--help" in rest:
+            from eagle.config import sections_help
+
+            parser.print_help()
+            print("\n" + sections_help(command.sections))
+            return 0
+    options, unknown = parser.parse_known_args(rest)
+    if unknown:
+        _refuse(unknown[0], parser, command)
+    values: dict[str, Any] = {"options": options}
+    if command.recipe != "none":
+        from eagle.config import as_dict
+
+        values["recipe"] = _recipe(command, options, overrides)
+        if options.print_config:
+            import yaml
+
+            print(yaml.safe_dump(as_dict(values["recipe"]), sort_keys=False, allow_unicode=True), end="")
+            return 0
+    from eagle.quiet import quieten
+
+    quieten()
+    result = _named(command.runs)(*[values[one] for one in command.takes])
+    return result if isinstance(result, int) else 0
+
+
+def _recipe(command: Command, options: argparse.Namespace, overrides: list[str]) -> Any:
+    from eagle.config import read_recipe
+
+    if command.recipe == "needed":
+        return read_recipe(options.recipe, overrides)
+    from eagle.cli.decoding import recipe_of_options
+
+    return recipe_of_options(options, overrides)
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates overrides of a recipe's keys, `--section.key value` (or `=value`) and --output_dir, from a command's own
+    arguments, in whatever order they come."""
+    kept, overrides = list[str](), list[str]()
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not re.match(r"--(output_dir|[\w-]+\.[^=]*)(=|$)", word):
+            kept.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and words and not words[0].startswith("--"):
+            overrides.append(words.pop(0))
     return kept, overrides
 
 
-def _recipe_command(arguments: Sequence[str]) -> str | None:
-    for words in (1, 2):
-        command = " ".join(arguments[:words])
-        if command in RECIPE_COMMANDS:
-            return command
-    return None
+def _refuse(unknown: str, parser: argparse.ArgumentParser, command: Command) -> None:
+    from eagle.config import unknown_key
+    from eagle.errors import EagleError
+
+    if command.recipe == "needed" and unknown.startswith("--"):
+        raise EagleError(unknown_key(unknown.removeprefix("--").split("=")[0]))
+    parser.error(f"unrecognized arguments: {unknown}")
 
 
-def _stage(command: str, head: str | None) -> Callable[[Any], object]:
-    """The function behind a recipe command; importing it imports torch."""
-    if command == "run":
-        from eagle.cli.run import run
-
-        return run
-    if command == "data prepare":
-        from eagle.data.prepare import prepare
-
-        return prepare
-    if command == "data regenerate":
-        from eagle.data.regenerate import regenerate
-
-        return regenerate
-    if command == "data inspect":
-        from eagle.data.inspect import inspect
-
-        return inspect
-    if command == "data report":
-        from eagle.data.report import report
-
-        return report
-    if command == "features":
-        from eagle.data.features import extract
-
-        return extract
-    if command == "train":
-        from eagle.train.loop import train
-
-        return train
-    if command == "tune":
-        from eagle.eval.tuner.tune import tune
-
-        return lambda recipe: tune(recipe, head=head)
-    from eagle.eval.harness import evaluate
-
-    return lambda recipe: evaluate(recipe, head=head)
+def _named(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(import_module(module), function)
 
 
-def _command_parser(command: str) -> argparse.ArgumentParser:
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"eagle {command}", description=RECIPE_COMMANDS[command][0], allow_abbrev=False, add_help=False
+        prog=f"eagle {name}", description=command.about, allow_abbrev=False, add_help=command.recipe == "none"
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="the recipe, a YAML file")
-    parser.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
-    parser.add_argument(
-        "-h", "--help", action="store_true", help="this text, with the keys of the recipe that it is about"
-    )
-    if command == "data inspect":
+    if command.recipe == "needed":
+        parser.add_argument("recipe", metavar="RECIPE", help="the recipe, a YAML file")
+    if command.recipe != "none":
+        parser.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
         parser.add_argument(
-            "--measure", action="store_true", help="time the target on a few documents, to estimate the extraction"
+            "-h", "--help", action="store_true", help="this text, with the recipe keys that it is about"
         )
-    if command == "tune":
-        parser.add_argument("--head", metavar="PATH", help="tune for this head instead of the recipe's own")
-    if command == "eval":
-        parser.add_argument("--head", metavar="PATH", help="evaluate this head instead of the recipe's own")
-        instead = parser.add_mutually_exclusive_group()
-        instead.add_argument(
-            "--check",
-            choices=["exact", "distribution"],
-            help="do not measure; exact: compare every token with plain decoding's, under all of eval.sampling; distribution: "
-            "chi-square tests of every lossless rule, under those above temperature 0 (exit code 1: different, or rejected)",
-        )
-        instead.add_argument(
-            "--decoding",
-            action="store_true",
-            help="the prompts under greedy, beam search, top-k, top-p, min-p and a hybrid: texts side by side, latency, memory",
-        )
-        instead.add_argument(
-            "--quality",
-            action="store_true",
-            help="what the lossy rules cost: likelihood of the text and GSM8K accuracy against the lossless rule, and the speed",
-        )
+    if command.arguments is not None:
+        _named(command.arguments)(parser)
     return parser
 
 
-def _parser() -> argparse.ArgumentParser:
+def _overview() -> argparse.ArgumentParser:
+    """The commands, for the help and for misspellings."""
     parser = argparse.ArgumentParser(
         prog="eagle",
         description="Train EAGLE draft heads for Hugging Face causal LMs, decode losslessly, measure the gain.",
@@ -228,102 +247,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    # Recipe commands are dispatched before this parser; they are here for the help and for misspellings.
-    for name in ("run", "data", "features", "train", "tune", "eval"):
-        if name == "data":
-            data = commands.add_parser("data", help="prepare, regenerate, inspect or report on training conversations")
-            actions = data.add_subparsers(metavar="ACTION", required=True)
-            for action in ("prepare", "regenerate", "inspect", "report"):
-                actions.add_parser(action, help=RECIPE_COMMANDS[f"data {action}"][0])
-        else:
-            commands.add_parser(name, help=RECIPE_COMMANDS[name][0])
-    _add_generate(commands)
-    _add_formats(commands)
-    _add_chat(commands)
-    _add_report(commands)
-    _add_lint(commands)
-    _add_zoo(commands)
-    presets = commands.add_parser("presets", help="The parameter templates: each value, its range and the reasons.")
-    presets.set_defaults(action=_presets)
-    demo = commands.add_parser("demo", help="The whole path on SmolLM2-135M-Instruct, some 15 minutes on two cores.")
-    demo.add_argument("--output", default="runs/demo", metavar="DIR", help="where everything goes (default: runs/demo)")
-    demo.set_defaults(action=_demo)
+    groups: dict[str, Any] = {}
+    for name, command in COMMANDS.items():
+        group, _, action = name.partition(" ")
+        if not action:
+            commands.add_parser(name, help=command.about)
+            continue
+        if group not in groups:
+            about = "prepare, regenerate, inspect or report on training conversations"
+            groups[group] = commands.add_parser(group, help=about).add_subparsers(metavar="ACTION", required=True)
+        groups[group].add_parser(action, help=command.about)
     return parser
-
-
-def _presets(options: argparse.Namespace) -> None:
-    from eagle.sample.presets import PRESETS, bounds_text
-
-    for name, one in PRESETS.items():
-        print(f"{name}: {one.purpose}")
-        for key, bound in one.bounds():
-            print(f"    {bounds_text(key, bound)}")
-
-
-def _add_formats(commands: Any) -> None:
-    from eagle.cli import export as export_cli
-    from eagle.cli import import_ as import_cli
-
-    parser = commands.add_parser("import", help="Make another project's head one of this: what it assumed is printed.")
-    import_cli.add_arguments(parser)
-    parser.set_defaults(action=import_cli.import_head)
-    parser = commands.add_parser("export", help="Write a head for vLLM, SGLang, TensorRT-LLM ..., with a model card.")
-    export_cli.add_arguments(parser)
-    parser.set_defaults(action=export_cli.export)
-
-
-def _add_generate(commands: Any) -> None:
-    from eagle.cli.generate import add_arguments, generate
-
-    parser = commands.add_parser("generate", help="Answer a prompt with a target and a draft head, streaming.")
-    add_arguments(parser)
-    parser.set_defaults(action=generate)
-
-
-def _add_lint(commands: Any) -> None:
-    from eagle.cli.lint import EPILOG, add_arguments, lint
-
-    about = "What breaks when vLLM, SGLang or speculators loads a head, why, and the remedy."
-    parser = commands.add_parser(
-        "lint",
-        help=about,
-        description=about,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    parser.set_defaults(action=lint)
-
-
-def _add_report(commands: Any) -> None:
-    from eagle.cli.report import add_arguments, report
-
-    parser = commands.add_parser("report", help="Make an evaluation's report.html anew, or put several side by side.")
-    add_arguments(parser)
-    parser.set_defaults(action=report)
-
-
-def _add_chat(commands: Any) -> None:
-    from eagle.cli.chat import add_arguments, chat
-
-    parser = commands.add_parser("chat", help="Chat on the terminal, tokens coloured by how they came.")
-    add_arguments(parser)
-    parser.set_defaults(action=chat)
-
-
-def _add_zoo(commands: Any) -> None:
-    from eagle.cli.zoo import add_arguments, zoo
-
-    about = "The draft heads that come with this package."
-    parser = commands.add_parser("zoo", help=about, description=f"{about} Give a name as --head.")
-    add_arguments(parser)
-    parser.set_defaults(action=zoo)
-
-
-def _demo(options: argparse.Namespace) -> None:
-    from eagle.cli.demo import demo
-
-    demo(output=options.output)
 
 
 class _Version(argparse.Action):
@@ -332,12 +266,6 @@ class _Version(argparse.Action):
 
         print(f"eagle {package_version()}")
         parser.exit()
-
-
-def _quieten() -> None:
-    from eagle.quiet import quieten
-
-    quieten()
 
 
 if __name__ == "__main__":

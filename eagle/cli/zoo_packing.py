@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from eagle.decode.make import BUDGET
+from eagle.decode_config import BUDGET
 from eagle.draft.tuning import FILE as TUNED
 from eagle.draft.tuning import TreeSettings, TunedTrees, read_tuned
 from eagle.environment import git_commit, package_version
@@ -250,8 +250,8 @@ def _snippet(target: str, name: str, entries: list[TunedTrees]) -> str:
         return f"from eagle import SpeculativeDecoder\n\ndecoder = {call})"
     sizes = ", ".join(f"{key}={getattr(tree, key)}" for key in ("budget", "top_k", "depth", "level_cost"))
     return (
-        "from eagle import DecodeConfig, SpeculativeDecoder\n\n"
-        f'trees = DecodeConfig(engine="{entries[0].engine}", {sizes})\ndecoder = {call}, decode=trees)'
+        "from eagle import DecodeConfig, SpeculativeDecoder, Tree\n\n"
+        f'trees = DecodeConfig(engine="{entries[0].engine}", drafter=Tree({sizes}))\ndecoder = {call}, decode=trees)'
     )
 
 

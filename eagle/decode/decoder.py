@@ -38,7 +38,7 @@ from eagle.target.cache import TreeCache
 from eagle.target.loading import refuse_config
 from eagle.target.target import Target, TargetStates
 from eagle.verify.coupled import Coupled, Rule, Walk
-from eagle.verify.rules import make_rule, rule_of
+from eagle.verify.rules import make_rule
 from eagle.verify.verifier import Verifier, why_not_rule
 
 TREE_ROOM = 64
@@ -95,7 +95,7 @@ class SpeculativeDecoder:
         self.target, self.drafter, self.kernels = target, drafter, kernels
         self._batches = 0
         self._turn = threading.Lock()  # a drafter serves one batch: others are refused, not mixed in
-        self.rule = make_rule(rule) if isinstance(rule, str) else rule
+        self.rule = make_rule(rule)
         reason = missing(target.device) or why_not_rule(self.rule)
         if kernels == "triton" and reason is not None:
             raise EagleError(f"decode.kernels is triton, which cannot run: {reason}; set it to auto or reference")
@@ -114,8 +114,8 @@ class SpeculativeDecoder:
         """target: path, hub id, .gguf file, loaded model or Target. head: folder, zoo name, hub id, loaded head, or None.
 
         decode: which drafter and its trees (default: EAGLE-2's with a head, plain decoding without, on the fastest engine, or
-        the one that the target was given). rule: how they are verified, by name or made by eagle.verify.rules.make_rule
-        (None: what `decode` says). draft_model: as target, for decode.drafter "model". target_config: fields of TargetConfig
+        the one that the target was given). rule: how they are verified, where that is not `decode`'s: by name, or a rule
+        of one's own. draft_model: as target, for the drafter SmallModel. target_config: fields of TargetConfig
         (dtype, device, revision ...), for a target that is yet to be loaded.
         Raises EagleError when the head or the draft model does not fit the target, or is missing, and for what would have
         no effect.
@@ -126,10 +126,10 @@ class SpeculativeDecoder:
             target = Target.from_pretrained(target, tokenizer, **target_config)
         decode = DecodeConfig() if decode is None else decode
         target = target.on_engine(decode.engine)
-        rule = decode.rule if rule is None else rule
-        rule = rule_of(decode, rule) if isinstance(rule, str) else rule
-        drafter = make_drafter(target, rule, decode, head=head, draft_model=draft_model)
-        rule = "coupled" if drafter is None else rule
+        if rule is not None:
+            decode = dataclasses.replace(decode, rule=make_rule(rule))
+        drafter = make_drafter(target, decode, head=head, draft_model=draft_model)
+        rule = "coupled" if drafter is None else make_rule(decode.rule)
         return cls(target, drafter, rule, kernels=decode.kernels)
 
     def plain(self) -> "SpeculativeDecoder":

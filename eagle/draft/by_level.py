@@ -65,7 +65,7 @@ class LevelDrafter(ABC):
         if shape.widest > vocabulary.size:
             raise EagleError(
                 f"the draft tree gives a node {shape.widest} children, the draft vocabulary has {vocabulary.size} tokens; "
-                "lower decode.top_k"
+                "lower decode.drafter.top_k"
             )
 
     @abstractmethod

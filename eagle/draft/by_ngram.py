@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from eagle.draft.tree import DraftTree
-from eagle.errors import EagleError
 from eagle.kernels.placement import sent
 from eagle.sample.row import Row
 
@@ -66,7 +65,7 @@ class NgramDrafter:
 
     depth: tokens per continuation. continuations: how many different ones a tree may hold (1: a chain). budget: nodes per
     tree, the root included. shortest, longest: lengths of the suffixes looked up. A row without a match gets the root
-    alone: plain decoding. Raises EagleError for numbers that make no sense.
+    alone: plain decoding.
     """
 
     aux_layers: tuple[int, ...] = ()
@@ -74,19 +73,6 @@ class NgramDrafter:
     def __init__(
         self, *, depth: int = 8, continuations: int = 1, budget: int = 60, shortest: int = 1, longest: int = 4
     ) -> None:
-        for name, value in {
-            "depth": depth,
-            "continuations": continuations,
-            "budget": budget,
-            "ngram_min": shortest,
-        }.items():
-            if value < 1:
-                raise EagleError(f"the n-gram drafter's {name} is {value}, expected 1 or more")
-        if longest < shortest:
-            raise EagleError(
-                f"decode.ngram_max is {longest}, below decode.ngram_min {shortest}; suffixes of {shortest} tokens or more "
-                "were asked for, raise ngram_max"
-            )
         self.depth, self.count, self.budget, self.shortest, self.longest = (
             depth,
             continuations,

@@ -44,11 +44,11 @@ class DynamicTree:
     def __post_init__(self) -> None:
         for name in ("budget", "top_k", "depth"):
             if getattr(self, name) < 1:
-                raise EagleError(f"decode.{name} is {getattr(self, name)}, expected 1 or more")
+                raise EagleError(f"decode.drafter.{name} is {getattr(self, name)}, expected 1 or more")
         if not 0 <= self.level_cost <= 1:
             raise EagleError(
-                f"decode.level_cost is {self.level_cost}, expected accepted tokens, from 0 (always the full depth) to 1 (the "
-                "most that a level can add)"
+                f"decode.drafter.level_cost is {self.level_cost}, expected accepted tokens, from 0 (always the full "
+                "depth) to 1 (the most that a level can add)"
             )
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class SampledTree:
     def __post_init__(self) -> None:
         for name in ("budget", "top_k", "depth"):
             if getattr(self, name) < 1:
-                raise EagleError(f"decode.{name} is {getattr(self, name)}, expected 1 or more")
+                raise EagleError(f"decode.drafter.{name} is {getattr(self, name)}, expected 1 or more")
 
     def __str__(self) -> str:
         return f"sampled {tree_words(budget=self.budget, top_k=self.top_k, depth=self.depth)}"

@@ -6,17 +6,13 @@ committed token. Parents come before their children.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from eagle.decode_config import Children
 from eagle.kernels.placement import sent
 from eagle.kernels.tree_build.op import ancestry
-
-Children = Literal["coupled", "sampled", "top"]
-"""How a tree's children were chosen, which decides what rules may verify it. coupled: with the noise that the coupled walk
-emits with. sampled: drawn without replacement from a recorded q, with noise of their own; siblings lie in draw order, and
-all that were drawn are there. top: without chance (the top-k of q, an n-gram's continuation, a fixed list)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """tuned.json: the draft trees that `eagle tune` measured to be the fastest, beside the head they were measured with.
 
 They hold for one machine, engine and dtype, so the file has an entry for each; the decoder takes the one of the machine it
-runs on where decode.budget, top_k, depth and level_cost are all left open, and the published trees where there is none.
+runs on where decode.drafter says nothing of the tree, and the published trees where there is none.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Shape = Literal["eagle2", "static", "none"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """One tree, in the words of decode.*."""
+    """One tree, in the words of decode.drafter."""
 
     drafter: Shape = "eagle2"
     """eagle2: the dynamic tree of the sizes below; static: EAGLE-1's published one; none: no drafting."""

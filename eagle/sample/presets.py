@@ -255,6 +255,14 @@ def summary(name: str) -> str:
     return f"{name}: {one.purpose}. {values}"
 
 
+def show() -> None:
+    """Prints every preset: each value, its range and the reasons."""
+    for name, one in PRESETS.items():
+        print(f"{name}: {one.purpose}")
+        for key, bound in one.bounds():
+            print(f"    {bounds_text(key, bound)}")
+
+
 def _check(name: str, key: str, value: Any, bound: Bound) -> None:
     if not isinstance(value, (int, float)):
         raise EagleError(f"{key} is {value!r}, expected a number from {_range(key, bound)} (preset {name})")

@@ -6,11 +6,13 @@ under the target than under the draft. It accepts at least as much as Rejection 
 
 import torch
 
-from eagle.draft.tree import Children, DraftTree
-from eagle.verify.coupled import NodeView, Noise, Walk, check_tree
+from eagle import decode_config
+from eagle.decode_config import check_tree
+from eagle.draft.tree import DraftTree
+from eagle.verify.coupled import NodeView, Walk
 
 
-class Block:
+class Block(decode_config.Block):
     """With weight w_0 = 1, w_i = min(1, w_{i-1} p(x_i) / q(x_i)), the block's end is the last i whose coin accepts h_i:
 
     h_i = s_i / (s_i + 1 - w_i), s_i = sum_x max(0, w_i p(x | x_1..x_i) - q(x | x_1..x_i)); the last token's h is its w.
@@ -19,10 +21,6 @@ class Block:
     A coin beyond the block's end is seen by the outcome too, so coins are counted from the ROOT's position, which no two
     cycles share, and the drafter's noise must be fresh in every cycle for the same reason.
     """
-
-    name, lossless, chains_only, looks_ahead = "block", True, True, True
-    noise: Noise = "independent"
-    children: tuple[Children, ...] = ("sampled",)
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         children, tokens = tree.children_of(row), tree.tokens_BN[row].tolist()

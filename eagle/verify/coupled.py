@@ -2,16 +2,17 @@
 
 A rule sees the tree and, for the nodes it visits, the target (`NodeView`). It emits tokens: those of the accepted nodes
 and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree). Here: the protocol and the coupled
-walk; the other rules are in eagle/verify/rejection.py, verify_block.py and verify_lossy.py, their names in eagle/verify/rules.py.
+walk; the other rules are in rejection.py, block.py and lossy.py beside this file; their options in eagle/decode_config.py.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
-from eagle.draft.tree import Children, DraftTree
-from eagle.errors import EagleError
+from eagle import decode_config
+from eagle.decode_config import RuleFacts
+from eagle.draft.tree import DraftTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,62 +54,19 @@ class NodeView(Protocol):
         """As `stops`, of tokens that may not be emitted: stopping criteria are not asked."""
 
 
-Noise = Literal["coupling", "independent"]
-"""What a rule's chance comes from. coupling: the noise plain sampling chooses with, which drafting may share. independent:
-coins and final draws that no draft has seen; drafts made with the coupling noise would not be what their q says."""
-
-
-class Rule(Protocol):
-    """A verification rule."""
-
-    name: str
-    lossless: bool
-    """Whether the output is distributed exactly as the target's."""
-    noise: Noise
-    children: tuple[Children, ...]
-    """How a tree's children may have been chosen; the first is what drafts best for the rule."""
-    chains_only: bool
-    """Whether a node may have no more than one child."""
-    looks_ahead: bool
-    """Whether it asks for the target after tokens that are then not emitted."""
+class Rule(RuleFacts, Protocol):
+    """A verification rule: its facts (eagle/decode_config.py) and its walk."""
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         """Verifies row `row` of the tree. Raises EagleError for a tree that the rule cannot verify."""
 
 
-def check_tree(rule: Rule, *, children: Children, chain: bool) -> None:
-    """Raises EagleError unless the rule can verify trees (or chains) with children chosen that way."""
-    if children not in rule.children:
-        raise EagleError(
-            f'the rule "{rule.name}" got a tree whose children are "{children}", expected {_either(rule.children)}: '
-            f"{_WHY[rule.noise]}; draft with children={_either(rule.children)}"
-        )
-    if rule.chains_only and not chain:
-        raise EagleError(
-            f'the rule "{rule.name}" got a tree with siblings, expected a chain; draft with top_k=1 (or take another rule)'
-        )
-
-
-_WHY = {
-    "coupling": "its noise is plain sampling's",
-    "independent": "its acceptance holds only for children chosen apart from the noise that verification draws with",
-}
-
-
-def _either(names: tuple[Children, ...]) -> str:
-    return " or ".join(f'"{name}"' for name in names)
-
-
-class Coupled:
+class Coupled(decode_config.Coupled):
     """Emit what plain decoding emits at every node, and follow it while the tree holds it.
 
     The text is exactly plain decoding's with the same seed, whatever the tree: at temperature 0 (argmax) and above it
     (argmax of scores + shared Gumbel noise).
     """
-
-    name, lossless, chains_only, looks_ahead = "coupled", True, False, False
-    noise: Noise = "coupling"
-    children: tuple[Children, ...] = ("coupled", "top", "sampled")
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         parents, tokens = tree.parents_BN[row].tolist(), tree.tokens_BN[row].tolist()

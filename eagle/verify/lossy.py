@@ -5,33 +5,19 @@ What they emit after the last accepted node is what plain sampling emits there. 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from eagle.draft.tree import Children, DraftTree
-from eagle.errors import EagleError
-from eagle.verify.coupled import NodeView, Noise, Walk
+from eagle import decode_config
+from eagle.draft.tree import DraftTree
+from eagle.verify.coupled import NodeView, Walk
 
 Scores = Callable[[int, list[int]], torch.Tensor]
 """(node, accepted) -> float [V]: -inf for tokens that are not acceptable there."""
-_ANY: tuple[Children, ...] = ("top", "coupled", "sampled")
 
 
-@dataclass(kw_only=True)
-class TopK:
+class TopK(decode_config.TopK):
     """Accepts a draft token that is among the target's k most likely (of its processed logits)."""
-
-    k: int = 3
-    """How many; 1 at temperature 0 is lossless."""
-
-    name, lossless, chains_only, looks_ahead = "top_k", False, False, False
-    noise: Noise = "coupling"
-    children = _ANY
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise EagleError(f'the rule "top_k" got k={self.k}, expected 1 or more')
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         def scores(node: int, emitted: list[int]) -> torch.Tensor:
@@ -42,23 +28,8 @@ class TopK:
         return _walk(tree, row, view, scores)
 
 
-@dataclass(kw_only=True)
-class Typical:
+class Typical(decode_config.Typical):
     """Typical acceptance (Medusa, arXiv 2401.10774): accepts x when p(x) > min(epsilon, delta * exp(-entropy of p))."""
-
-    epsilon: float = 0.3
-    """Probability that is always enough."""
-    delta: float = 0.09
-    """Factor of exp(-entropy): flat distributions accept less likely tokens."""
-
-    name, lossless, chains_only, looks_ahead = "typical", False, False, False
-    noise: Noise = "coupling"
-    children = _ANY
-
-    def __post_init__(self) -> None:
-        for name in ("epsilon", "delta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise EagleError(f'the rule "typical" got {name}={getattr(self, name)}, expected 0 to 1')
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         def scores(node: int, emitted: list[int]) -> torch.Tensor:

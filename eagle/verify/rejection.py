@@ -7,11 +7,13 @@ target's distribution after the children that were rejected.
 
 import torch
 
-from eagle.draft.tree import Children, DraftTree
-from eagle.verify.coupled import NodeView, Noise, Walk, check_tree
+from eagle import decode_config
+from eagle.decode_config import check_tree
+from eagle.draft.tree import DraftTree
+from eagle.verify.coupled import NodeView, Walk
 
 
-class Rejection:
+class Rejection(decode_config.Rejection):
     """Go through a node's children, accept one by a coin, and draw from what the rejected ones left.
 
     Sampled children, in draw order, r = p and q_1 = q: accept x with min(1, r(x) / q_i(x)); on rejection r becomes
@@ -19,10 +21,6 @@ class Rejection:
     Top children, in any order that knows nothing of the coins: accept x with r(x); on rejection x leaves r. Over such a
     tree no rule accepts more: the expected count is the sum over nodes of the target's probability of their path.
     """
-
-    name, lossless, chains_only, looks_ahead = "rejection", True, False, False
-    noise: Noise = "independent"
-    children: tuple[Children, ...] = ("sampled", "top")
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         if tree.nodes > 1:

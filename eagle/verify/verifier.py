@@ -4,7 +4,7 @@ B rows, N tree nodes, H hidden, V vocabulary, K nodes of the longest path.
 
 On the device: the LM head on every node, `sample` (and for rejection `decide`), `walk`, and one read of the result block:
 which nodes and tokens of each row were accepted. That read is the only moment at which a cycle waits for the device; the
-stop conditions, the caches' lengths and the streamer need what it says. (A draft that stops early, decode.level_cost above
+stop conditions, the caches' lengths and the streamer need what it says. (A draft that stops early, level_cost above
 0, reads one number a level more.)
 On the host: what kernels cannot express, and everything where they do not run, as on CPUs (eagle/kernels/dispatch.py): the
 walk asks for a few nodes' logits only, which is quick there.
@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from eagle.decode_config import check_tree
 from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
 from eagle.kernels.dispatch import chosen, count
@@ -30,7 +31,7 @@ from eagle.kernels.verify.reference import Tree, Walks
 from eagle.sample.row import Row
 from eagle.sample.sampling import row_settings
 from eagle.target.target import Target
-from eagle.verify.coupled import Coupled, Rule, Walk, check_tree
+from eagle.verify.coupled import Coupled, Rule, Walk
 from eagle.verify.node_view import Clock, views
 from eagle.verify.rejection import Rejection
 

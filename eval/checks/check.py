@@ -15,7 +15,7 @@ from rich.table import Table
 
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import published
+from eagle.decode_config import Plain
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
@@ -35,8 +35,6 @@ from eagle.progress import ProgressBar, console
 from eagle.sample.stats import AcceptanceLength
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
-from eagle.verify.coupled import Coupled
-from eagle.verify.rules import rule_of
 
 DRAFTED = "drafted"
 BATCH = 8
@@ -86,15 +84,15 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
 
     Raises EagleError for a rule that does not promise that, for no drafter, and for a head that is missing or not read.
     """
-    rule = rule_of(recipe.decode)
-    if not isinstance(rule, Coupled):
+    rule = recipe.decode.rule
+    if rule.name != "coupled":
         raise EagleError(
             f'the rule "{rule.name}" does not promise plain decoding\'s tokens; take decode.rule coupled, or check the '
             "distribution: --check distribution"
         )
-    if recipe.decode.drafter == "none":
+    if isinstance(recipe.decode.drafter, Plain):
         raise EagleError('decode.drafter is "none": plain decoding would be compared with itself; name a drafter')
-    return SpeculativeDecoder.from_pretrained(target, drafting_head(recipe, head), decode=published(recipe.decode))
+    return SpeculativeDecoder.from_pretrained(target, drafting_head(recipe, head), decode=recipe.decode.as_published())
 
 
 def _answer_all(

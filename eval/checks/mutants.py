@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 
 from eagle.config import DecodeConfig
+from eagle.decode_config import Block, Chain, Coupled, Rejection, Tree
 from eagle.draft import children as draft_sampling
 from eagle.draft import sampled_tree
 from eagle.draft.by_level import LevelDrafter
@@ -116,10 +117,11 @@ def _deterministic() -> Iterator[None]:
         yield
 
 
-_TREE = DecodeConfig(budget=7, top_k=3, depth=2, rule="rejection", children="sampled")
-_CHAIN = DecodeConfig(budget=3, top_k=1, depth=2, rule="rejection", children="sampled")
-_BLOCK = DecodeConfig(budget=4, top_k=1, depth=3, rule="block")
-_COUPLED = DecodeConfig(budget=7, top_k=3, depth=2, rule="coupled")
+_SMALL = Tree(budget=7, top_k=3, depth=2)
+_TREE = DecodeConfig(drafter=_SMALL, rule=Rejection(), children="sampled")
+_CHAIN = DecodeConfig(drafter=Chain(depth=2), rule=Rejection(), children="sampled")
+_BLOCK = DecodeConfig(drafter=Chain(depth=3), rule=Block())
+_COUPLED = DecodeConfig(drafter=_SMALL, rule=Coupled())
 
 MUTANTS: dict[str, Mutant] = {
     "q not renormalised": Mutant(broken=_unrenormalised, decode=_TREE),
@@ -135,6 +137,6 @@ LOSSLESS: dict[str, DecodeConfig] = {
     "coupled": _COUPLED,
     "rejection, sampled tree": _TREE,
     "rejection, sampled chain": _CHAIN,
-    "rejection, top-k tree": DecodeConfig(budget=7, top_k=3, depth=2, rule="rejection", children="top"),
+    "rejection, top-k tree": DecodeConfig(drafter=_SMALL, rule=Rejection(), children="top"),
     "block, sampled chain": _BLOCK,
 }

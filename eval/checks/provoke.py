@@ -19,6 +19,7 @@ from rich.table import Table
 
 from eagle.config import DecodeConfig, TargetConfig
 from eagle.decode.decoder import SpeculativeDecoder
+from eagle.decode_config import Tree
 from eagle.draft.tree import DraftTree
 from eagle.environment import git_commit, hardware
 from eagle.errors import EagleError
@@ -190,8 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = Target.from_config(TargetConfig(model=options.target, dtype=options.dtype))
         head = load_head(options.head)
         sizes = ("budget", "top_k", "depth")
-        decode = DecodeConfig(engine=options.engine, **dict(zip(sizes, options.tree)))
-        large_tree = DecodeConfig(engine=options.engine, **dict(zip(sizes, options.large_tree)))
+        decode = DecodeConfig(engine=options.engine, drafter=Tree(**dict(zip(sizes, options.tree))))
+        large_tree = DecodeConfig(engine=options.engine, drafter=Tree(**dict(zip(sizes, options.large_tree))))
         loaded = load_prompts(options.prompts, max(options.rows, options.large_batch))
         ids = sorted((prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in loaded), key=len)
         found = cases(target, head, decode, large_batch=options.large_batch, large_tree=large_tree, slow=options.slow)

@@ -30,17 +30,17 @@ SMALLER_TREE = "until then a smaller tree, which eagle tune finds, costs less fo
 RAISE_ACCEPTANCE = {
     "tuned": MORE_DATA,
     "ngram": "prompt lookup guesses only what the text repeats: use it for tasks that copy (retrieval, summaries, edits), ask "
-    "for longer matches (decode.ngram_min), or draft with a head",
+    "for longer matches (decode.drafter.shortest), or draft with a head",
     "model": "take a draft model closer to the target (of its family, or tuned on its answers), draft fewer levels "
-    "(decode.depth), or train a head",
+    "(decode.drafter.depth), or train a head",
 }
 DRAFT_FASTER = {
     "tuned": "draft from fewer tokens (head.draft_vocab_size)",
-    "ngram": "look up fewer continuations (decode.ngram_continuations, decode.ngram_max)",
-    "model": "draft fewer levels (decode.depth, decode.level_cost), or take a smaller draft model",
+    "ngram": "look up fewer continuations (decode.drafter.continuations, decode.drafter.longest)",
+    "model": "draft fewer levels (decode.drafter.depth, level_cost), or take a smaller draft model",
 }
 DRAFT_FEWER_LEVELS = (
-    "draft fewer levels (decode.depth, decode.level_cost; eagle tune), or fewer tokens (head.draft_vocab_size)"
+    "draft fewer levels (decode.drafter.depth, level_cost; eagle tune), or fewer tokens (head.draft_vocab_size)"
 )
 
 
@@ -191,12 +191,16 @@ def _words(cause: Cause, cycle: Cycle, alone: Cycle | None, drafter: str) -> tup
         return (
             f"{figure}; {more} nodes take {cycle.more_nodes_ms:.1f} ms, so it is not the machine's limit but a product that is "
             "slow for so few",
-            f"let the products be chosen by timing (decode.engine auto), or verify {more} nodes (decode.budget; eagle tune)",
+            f"let the products be chosen by timing (decode.engine auto), or verify {more} nodes "
+            "(decode.drafter.budget; eagle tune)",
         )
     if alone is not None and cycle.batch > 1 and alone.target_ms / alone.one_ms < ratio:
         figure += f"; for a single row it takes {alone.target_ms / alone.one_ms:.1f} times as long"
-        return figure, "draft only for smaller batches, or with fewer nodes in large ones (decode.budget; eagle tune)"
-    return figure, "verify fewer nodes (decode.budget, decode.top_k): eagle tune finds how many pay on this machine"
+        return (
+            figure,
+            "draft only for smaller batches, or with fewer nodes in large ones (decode.drafter.budget; eagle tune)",
+        )
+    return figure, "verify fewer nodes (decode.drafter.budget, top_k): eagle tune finds how many pay on this machine"
 
 
 def cycle_of(drafted: Sequence[DecodeStats], plain: Sequence[DecodeStats], *, batch: int, levels: int) -> Cycle:

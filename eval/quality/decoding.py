@@ -16,7 +16,7 @@ import torch
 
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import NEEDS_HEAD
+from eagle.decode_config import Ngram, SmallModel
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
@@ -35,7 +35,6 @@ from eagle.progress import ProgressBar, console
 from eagle.sample.stats import AcceptanceLength
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
-from eagle.verify.rules import rule_of
 
 _BEAM = {"do_sample": False, "num_beams": 4}
 _SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -103,7 +102,7 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
     target.use_engine(recipe.decode.engine)
     decoders = {"": SpeculativeDecoder(target, kernels=recipe.decode.kernels)}
     head_path = _head_of(recipe, head)
-    if head_path is not None or recipe.decode.drafter in ("ngram", "model"):
+    if head_path is not None or isinstance(recipe.decode.drafter, Ngram | SmallModel):
         decoders[DRAFTED] = SpeculativeDecoder.from_pretrained(target, head_path, decode=recipe.decode)
     assert target.tokenizer is not None
     ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
@@ -146,7 +145,7 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
 
 def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
     """The head that drafts, None where none does: here a recipe's own head may be missing."""
-    if recipe.decode.drafter in NEEDS_HEAD and head is None and not recipe.head_dir.is_dir():
+    if recipe.decode.drafter.reads_head and head is None and not recipe.head_dir.is_dir():
         return None
     return drafting_head(recipe, head)
 
@@ -216,7 +215,7 @@ def _result(
         "max_new_tokens": recipe.eval.max_new_tokens,
         "target": recipe.target.model,
         "head": None if head is None else str(head),
-        "lossless": rule_of(recipe.decode).name == "coupled",
+        "lossless": recipe.decode.rule.name == "coupled",
         "about": {name: way.about for name, way in WAYS.items()},
         "ways": ways,
         "definitions": DEFINITIONS,

@@ -17,7 +17,7 @@ import torch
 
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import published
+from eagle.decode_config import Plain
 from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
@@ -37,7 +37,7 @@ from eagle.progress import ProgressBar, console
 from eagle.sample.stats import AcceptanceLength
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
-from eagle.verify.rules import rule_of
+from eagle.verify.rules import make_rule
 
 LOSSLESS = "coupled"
 RULES = (LOSSLESS, "top_k", "typical")
@@ -75,11 +75,11 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
     )
     target = Target.from_config(recipe.target, recipe.data.chat_template)
     weights = text_identity(target)
-    if recipe.decode.drafter == "none":
+    if isinstance(recipe.decode.drafter, Plain):
         raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
     head_path = drafting_head(recipe, head)
-    rules = {name: rule_of(recipe.decode, name) for name in RULES}
-    decode = published(recipe.decode)  # the same trees for all: tuned ones are the lossless rule's only
+    rules = {name: make_rule(recipe.decode.kind_of_rule(name)) for name in RULES}
+    decode = recipe.decode.as_published()  # the same trees for all: tuned ones are the lossless rule's only
     decoders = {
         name: SpeculativeDecoder.from_pretrained(target, head_path, decode=decode, rule=rule)
         for name, rule in rules.items()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from eagle.config import KIND
 from eagle.eval.report.parts import number
 from eagle.eval.results import LABELS, exact_text, label_of, main_method, runs_on
 from eagle.eval.statistics import FEWEST
@@ -38,6 +39,8 @@ def facts(result: Result) -> list[tuple[str, str]]:
     """(name, value) of what was measured and on what."""
     target, head, hardware, recipe = result["target"], result["head"], result["hardware"], result["recipe"]
     evaluation, decode = recipe["eval"], recipe["decode"]
+    drafter = decode["drafter"]
+    sizes = {key: value for key, value in drafter.items() if key != KIND and value is not None}
     found = [
         ("target", f"{target.get('model')} ({result['target_dtype']})"),
         ("target weights", short(target.get("weights_sha256"))),
@@ -51,8 +54,9 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("sampling", ", ".join(result["settings"])),
         (
             "trees",
-            ", ".join(f"{key} {decode[key]}" for key in ("budget", "top_k", "depth") if decode.get(key) is not None)
-            or "as published (the method tuned: as eagle tune found them)",
+            f"{drafter[KIND]}: " + ", ".join(f"{key} {value}" for key, value in sizes.items())
+            if sizes
+            else "as published (the method tuned: as eagle tune found them)",
         ),
         ("engine, kernels", ", ".join(filter(None, (runs_on(result).removeprefix("engine "), decode.get("kernels"))))),
         (

@@ -19,7 +19,8 @@ import torch
 from eagle.config import Recipe
 from eagle.decode.arguments import resolve
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import BUDGET, DEPTHS, TOP_K, left_open, make_drafter, published
+from eagle.decode.make import DEPTHS, make_drafter
+from eagle.decode_config import BUDGET, TOP_K, Coupled, Tree
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tuned import shape_of
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
@@ -48,7 +49,6 @@ from eagle.eval.warm_up import warm_ups
 from eagle.formats.checkpoint import head_hash, load_head
 from eagle.progress import ProgressBar, console
 from eagle.target.target import Target
-from eagle.verify.rules import make_rule
 
 ROWS = 8
 """Prompts that are answered, and recorded, side by side."""
@@ -81,8 +81,8 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
             f"tune.batches is {list(recipe.tune.batches)}, but only half of the {len(prompts)} prompts confirm the choice; raise "
             "tune.count (or give more tune.prompts), or leave the larger sizes out"
         )
-    decode = dataclasses.replace(published(left_open(recipe.decode)), rule="coupled", children="auto")
-    drafter = make_drafter(target, make_rule("coupled"), decode, head=loaded)
+    decode = dataclasses.replace(recipe.decode, drafter=Tree().as_published(), rule=Coupled(), children="auto")
+    drafter = make_drafter(target, decode, head=loaded)
     assert isinstance(drafter, HeadDrafter)
     decoder = SpeculativeDecoder(target, drafter, kernels=decode.kernels)
     choices: list[TunedChoice] = []
@@ -116,14 +116,13 @@ def tune(recipe: Recipe, head: str | Path | None = None) -> TunedTrees:
         path = write_tuned(folder, tuned)
     console.print(
         f"tune: {path} holds the choice for {tuned.hardware}, engine {tuned.engine}, {tuned.dtype}: decoding with this head "
-        "takes it wherever decode.budget, top_k, depth and level_cost are left open",
+        "takes it wherever decode.drafter says nothing of its tree",
         markup=False,
         soft_wrap=True,
     )
-    if recipe.decode != left_open(recipe.decode):
+    if recipe.decode.drafter != Tree():
         console.print(
-            "tune: this recipe itself gives a tree, which goes before the tuned one: take decode.budget, top_k, depth and "
-            "level_cost out of it",
+            "tune: this recipe itself gives a tree, which goes before the tuned one: take decode.drafter's sizes out of it",
             markup=False,
             soft_wrap=True,
         )
@@ -143,10 +142,10 @@ def _writing_explained(folder: Path) -> Iterator[None]:
 
 
 def _check(recipe: Recipe) -> None:
-    if recipe.decode.drafter != "eagle2" or recipe.decode.rule != "coupled":
+    if not isinstance(recipe.decode.drafter, Tree) or not isinstance(recipe.decode.rule, Coupled):
         raise EagleError(
-            f'decode.drafter is "{recipe.decode.drafter}" and decode.rule "{recipe.decode.rule}"; what is tuned is eagle2\'s '
-            "tree under the rule coupled: set them so"
+            f'decode.drafter is "{recipe.decode.drafter.name}" and decode.rule "{recipe.decode.rule.name}"; what is '
+            "tuned is eagle2's tree under the rule coupled: set them so"
         )
     for name, least in (("count", 2), ("max_new_tokens", 2), ("confirm", 1)):
         if getattr(recipe.tune, name) < least:

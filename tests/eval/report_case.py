@@ -40,7 +40,11 @@ def full_result(**changes: Any) -> dict[str, Any]:
         "training": {"supervised_tokens": 449000, "tau": TAUS},
         "recipe": {
             "eval": {"prompts": ["shipped:mt_bench"], "max_new_tokens": 64, "methods": list(METHODS)},
-            "decode": {"budget": 8, "top_k": 4, "depth": 3, "engine": "eager", "kernels": "auto"},
+            "decode": {
+                "drafter": {"kind": "eagle2", "budget": 8, "top_k": 4, "depth": 3},
+                "engine": "eager",
+                "kernels": "auto",
+            },
         },
         "hardware": {"cpu": "A CPU", "cores": 2, "torch_threads": 2, "gpus": [], "system": "Linux x86_64"},
         "versions": {"python": "3.11.7", "eagle": "0.1.0", "torch": "2.13.0"},

@@ -110,7 +110,7 @@ def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(r
         choices=(TunedChoice(batch=8, temperature=0.0, tree=TreeSettings(drafter="none")),),
     )
     write_tuned(head, entry)
-    left_open = [f"--decode.{key}=null" for key in ("budget", "top_k", "depth")]
+    left_open = [f"--decode.drafter.{key}=null" for key in ("budget", "top_k", "depth")]
     decoder = check.checked_decoder(read_recipe(tmp_path / "recipe.yaml", left_open), target, head)
     out = decoder.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
     assert out.stats[0].tree == "published: 60 nodes, top-k 10, 6 levels"
@@ -119,10 +119,7 @@ def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(r
 
 @pytest.mark.parametrize("drafter", ["eagle2", "static", "chain", "ngram"])
 def test_every_drafter_is_checked_with_its_tree_left_open(recipe: Recipe, tmp_path: Path, drafter: str) -> None:
-    left_open = [f"--decode.{key}=null" for key in ("budget", "top_k", "depth")]
-    asked = read_recipe(
-        tmp_path / "recipe.yaml", [*left_open, f"--decode.drafter={drafter}", "--eval.max_new_tokens=6"]
-    )
+    asked = read_recipe(tmp_path / "recipe.yaml", [f"--decode.drafter={drafter}", "--eval.max_new_tokens=6"])
     assert check.check_exact(asked)
     lines = [json.loads(line) for line in (asked.eval_dir / "exactness.jsonl").read_text().splitlines()[1:]]
     assert all(line["answers"]["drafted"]["tokens"] for line in lines)

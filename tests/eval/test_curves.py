@@ -1,12 +1,13 @@
 """eval.batches: what it needs is said before anything is measured, and a killed curve is not measured again."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from eagle.config import Recipe, read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import left_open
+from eagle.decode_config import Tree
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tuned import TunedDrafter
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
@@ -50,12 +51,14 @@ def test_a_tree_left_open_is_the_published_one_that_the_ledger_predicts(tmp_path
     )
     recipe = of(tmp_path, target)[1]
     write_tuned(recipe.head_dir, entry)
-    assert isinstance(
-        SpeculativeDecoder.from_pretrained(target, recipe.head_dir, decode=left_open(recipe.decode)).drafter,
-        TunedDrafter,
-    )
+    left_open = dataclasses.replace(recipe.decode, drafter=Tree())
+    decoder = SpeculativeDecoder.from_pretrained(target, recipe.head_dir, decode=left_open)
+    assert isinstance(decoder.drafter, TunedDrafter)
     asked, _ = of(
-        tmp_path, target, "--eval.batches=[1,2]", *(f"--decode.{key}=null" for key in ("budget", "top_k", "depth"))
+        tmp_path,
+        target,
+        "--eval.batches=[1,2]",
+        *(f"--decode.drafter.{key}=null" for key in ("budget", "top_k", "depth")),
     )
     assert isinstance(asked.decoder.drafter, HeadDrafter)
 

@@ -157,7 +157,7 @@ def test_numbers_are_extracted_as_the_rules_say(text: str, behind_mark: float | 
 
 
 def test_quality_compares_rules_on_the_same_prompts_and_seeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["--eval.sampling", '["T=0", "T=1"]', "--decode.rule_top_k", "40", "--decode.rule_delta", "1.0"]
+    overrides = ["--eval.sampling", '["T=0", "T=1"]', "--decode.rule", "top_k", "--decode.rule.k", "40"]
     assert main(["eval", str(folder / "recipe.yaml"), "--quality", *overrides]) == 0
     result = json.loads((folder / "run/eval/quality.json").read_text())
     assert (result["prompts"], result["with_reference"]) == (2, 1)

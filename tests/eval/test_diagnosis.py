@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval.checks import provoke
@@ -14,6 +13,7 @@ from eagle.eval.ledger.diagnosis import Cycle, cycle_of, diagnose
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.stats import DecodeStats
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -134,7 +134,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 
 
 def decoder(target: Target, head: EagleHead, rule: SlowRule | None = None) -> SpeculativeDecoder:
-    decode = DecodeConfig(budget=4, top_k=1, depth=3)
+    decode = decode_config(budget=4, top_k=1, depth=3)
     return SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
 
 
@@ -164,7 +164,7 @@ def test_an_oversized_tree_and_a_huge_batch_are_compute_bound_in_real_runs() -> 
     head = EagleHead(config).eval()
     # Trees of one level: what is lost to a head that guesses nothing is at most a factor of two.
     for name, budget, batch in (("as it is", 2, 1), ("oversized tree", 300, 1), ("huge batch", 24, 32)):
-        decode = DecodeConfig(budget=budget, top_k=budget - 1, depth=1)
+        decode = decode_config(budget=budget, top_k=budget - 1, depth=1)
         made = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
         case = Case(name=name, expected="compute", decoder=made, batch=batch)
         prompts = [PROMPTS[row % 2] for row in range(max(2, batch))]

@@ -61,7 +61,7 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     assert result["target"]["weights_sha256"]
     assert result["runs"]["engine"] == "compiled"
     assert set(result["runs"]["products"].values()) <= {"packed", "torch"}
-    assert result["recipe"]["decode"]["budget"] == 6
+    assert result["recipe"]["decode"]["drafter"]["budget"] == 6
     assert {"cpu", "cores", "torch_threads", "gpus"} <= set(result["hardware"])
     assert {"torch", "transformers", "eagle"} <= set(result["versions"])
     assert result["peak_memory"]["rss_bytes"] > 2**20
@@ -96,7 +96,7 @@ def test_another_head_other_prompts_or_another_tree_are_measured(recipe: Recipe,
     elif change == "prompts":
         (tmp_path / "prompts.jsonl").write_text('{"question_id": 9, "turns": ["something else"]}\n')
     else:
-        recipe = read_recipe(tmp_path / "recipe.yaml", ["--decode.budget", "4"])
+        recipe = read_recipe(tmp_path / "recipe.yaml", ["--decode.drafter.budget", "4"])
     second = harness.evaluate(recipe)
     assert second["identity"] != first["identity"]
     assert second["created"] >= first["created"]
@@ -307,7 +307,7 @@ def test_the_checkpoints_own_generation_defaults_move_no_method(recipe: Recipe) 
         ("--eval.methods=[hf,eagle2]", "plain must be among them"),
         ("--eval.methods=[plain,plain]", "once"),
         ("--eval.methods=[plain,eagle2@rejektion]", "did you mean rejection"),
-        ("--eval.methods=[plain,hf-assisted]", "decode.draft_model"),
+        ("--eval.methods=[plain,hf-assisted]", "eval.draft_model"),
         ("--eval.sampling=[warm]", "T=NUMBER"),
         ("--eval.sampling=['top_p=0.9']", "without a temperature"),
         ("--eval.sampling=['T=0 top_p=0.9']", "means nothing"),

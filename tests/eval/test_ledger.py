@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig, Recipe, read_recipe
+from eagle.config import Recipe, read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.eval import harness
@@ -34,6 +34,7 @@ from eagle.eval.suites.prompt import Prompt
 from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 
@@ -89,7 +90,7 @@ def decoder() -> SpeculativeDecoder:
     target = Target.from_pretrained(tiny_model())
     torch.manual_seed(0)
     head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
-    return SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+    return SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(budget=6, top_k=2, depth=3))
 
 
 @pytest.mark.parametrize("label", ["T=0", "T=1"])
@@ -149,7 +150,7 @@ def test_a_measured_curve_is_shown_beside_a_prediction_of_the_same_drafter_only(
     target = Target.from_pretrained(tiny_model())
     head = EagleHead(EagleHeadConfig.for_target(target.config))
     methods = harness.make_methods(
-        ("plain", "eagle2", "chain", "ngram"), target, head, decode=DecodeConfig(), chain_depth=2
+        ("plain", "eagle2", "chain", "ngram"), target, head, decode=decode_config(), chain_depth=2
     )
     measured = [{"setting": "T=0", "drafter": "eagle2", "points": []}]
     found = {name: ledgers._curve_of(methods[name], parse_setting("T=0"), measured) for name in methods}
@@ -228,7 +229,7 @@ def ledger_of_requests(
     """Parts that are timed are given: a target of 100 ms for one node and 125 for six, a proposal of 20."""
     target = Target.from_pretrained(tiny_model())
     head = EagleHead(EagleHeadConfig.for_target(target.config))
-    methods = harness.make_methods(names, target, head, decode=DecodeConfig(), chain_depth=2)
+    methods = harness.make_methods(names, target, head, decode=decode_config(), chain_depth=2)
     monkeypatch.setattr(ledgers, "_contexts", lambda *a, **k: [[1]])
     monkeypatch.setattr(ledgers, "measure_proposals", lambda *a, **k: {1: (timing(20.0), 6, 3)})
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.config import DecodeConfig, read_recipe
+from eagle.config import read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.eval import harness
 from eagle.eval.methods import Method, make_methods
@@ -13,6 +13,7 @@ from eagle.eval.settings import parse_setting
 from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.eval.test_harness import random_head
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
@@ -28,7 +29,7 @@ def tree_of(method: Method) -> str:
 def test_plain_decoding_runs_with_the_recipes_kernels() -> None:
     target = Target.from_pretrained(tiny_model())
     for kernels in ("auto", "reference"):
-        decode = DecodeConfig(kernels=kernels)  # type: ignore[arg-type]
+        decode = decode_config(kernels=kernels)  # type: ignore[arg-type]
         decoder = make_methods(("plain",), target, None, decode=decode, chain_depth=2)["plain"].decoder
         assert decoder is not None
         assert decoder.kernels == kernels
@@ -53,7 +54,7 @@ def test_without_a_drafter_the_engine_is_the_recipes_too(tmp_path: Path, monkeyp
 def test_prompt_lookup_drafts_its_own_length_unless_it_is_the_recipes_drafter() -> None:
     target = Target.from_pretrained(tiny_model())
     head = EagleHead(EagleHeadConfig.for_target(target.config))
-    sizes = DecodeConfig(budget=3, top_k=1, depth=2)
+    sizes = decode_config(budget=3, top_k=1, depth=2)
     methods = make_methods(("plain", "eagle2", "ngram"), target, head, decode=sizes, chain_depth=2)
     assert {name: tree_of(method) for name, method in methods.items()} == {
         "plain": "",
@@ -61,10 +62,10 @@ def test_prompt_lookup_drafts_its_own_length_unless_it_is_the_recipes_drafter() 
         "ngram": "prompt lookup: up to 6 tokens",
     }
     for given, said in (
-        (DecodeConfig(drafter="ngram", budget=3, depth=5), "up to 2 tokens"),
-        (DecodeConfig(drafter="ngram", depth=1), "up to 1 token"),
+        (decode_config(drafter="ngram", budget=3, depth=5), "up to 2 tokens"),
+        (decode_config(drafter="ngram", depth=1), "up to 1 token"),
         (
-            DecodeConfig(drafter="ngram", depth=3, budget=9, ngram_continuations=2),
+            decode_config(drafter="ngram", depth=3, budget=9, continuations=2),
             "2 continuations of up to 3 tokens, 9 nodes at most",
         ),
     ):
@@ -75,7 +76,7 @@ def test_prompt_lookup_drafts_its_own_length_unless_it_is_the_recipes_drafter() 
 def test_default_is_what_a_decoder_takes_that_is_told_nothing_of_its_tree() -> None:
     target = Target.from_pretrained(tiny_model()).on_engine("compiled")
     head = EagleHead(EagleHeadConfig.for_target(target.config))
-    told = DecodeConfig(budget=3, top_k=1, depth=2)
+    told = decode_config(budget=3, top_k=1, depth=2)
     methods = make_methods(("plain", "eagle2", "default"), target, head, decode=told, chain_depth=2)
     nothing = SpeculativeDecoder.from_pretrained(target, head)
     expected = nothing.generate(IDS, max_new_tokens=4, do_sample=False).stats[0].tree

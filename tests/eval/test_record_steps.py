@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.methods import make_methods
@@ -15,6 +14,7 @@ from eagle.eval.settings import parse_setting
 from eagle.eval.suites.prompt import Prompt
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
@@ -32,7 +32,7 @@ def head(target: Target) -> EagleHead:
     return EagleHead(EagleHeadConfig.for_target(target.config))
 
 
-DECODE = DecodeConfig(budget=40, top_k=8, depth=4)
+DECODE = decode_config(budget=40, top_k=8, depth=4)
 
 
 def guessing_decoder(target: Target, rule: str) -> SpeculativeDecoder:
@@ -42,7 +42,7 @@ def guessing_decoder(target: Target, rule: str) -> SpeculativeDecoder:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.15 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
-    decode = DecodeConfig(drafter="model", budget=10, top_k=3, depth=3, rule=rule)  # type: ignore[arg-type]
+    decode = decode_config(drafter="model", budget=10, top_k=3, depth=3, rule=rule)  # type: ignore[arg-type]
     draft = Target.from_pretrained(model, target.tokenizer)
     return SpeculativeDecoder.from_pretrained(target, decode=decode, draft_model=draft)
 

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.arguments import resolve
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode.make import make_drafter
@@ -17,7 +16,7 @@ from eagle.eval.tuner.calibration import ConfidenceCounts
 from eagle.eval.tuner.replay import Replay, joined, record
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
-from eagle.verify.coupled import Coupled
+from tests.decoding import decode_config
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -52,7 +51,7 @@ def recorded(target: Target, head: EagleHead, setting: Setting) -> tuple[Replay,
     texts = answer_batch(
         SpeculativeDecoder(target), PROMPTS, seeds=range(3), setting=setting, max_new_tokens=TOKENS
     ).tokens
-    drafter = make_drafter(target, Coupled(), DecodeConfig(budget=60, top_k=4, depth=4), head=head)
+    drafter = make_drafter(target, decode_config(budget=60, top_k=4, depth=4), head=head)
     assert isinstance(drafter, HeadDrafter)
     counts, replays = ConfidenceCounts(), []
     for rows in ([0, 1], [2]):
@@ -74,7 +73,7 @@ def test_every_trees_accepted_counts_are_those_of_really_decoding_with_it(
     replay, counts = recorded(target, head, setting)
     seen = set()
     for tree in TREES:
-        decode = DecodeConfig(budget=tree.budget, top_k=tree.top_k, depth=tree.depth, level_cost=tree.level_cost)
+        decode = decode_config(budget=tree.budget, top_k=tree.top_k, depth=tree.depth, level_cost=tree.level_cost)
         decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
         replayed = replay.accepted(tree)
         nodes = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.config import DecodeConfig, read_recipe
+from eagle.config import read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import throughput
@@ -20,6 +20,7 @@ from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.stats import DecodeStats
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 
@@ -32,7 +33,7 @@ def decoder() -> SpeculativeDecoder:
     target = Target.from_pretrained(tiny_model())
     torch.manual_seed(0)
     head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
-    return SpeculativeDecoder.from_pretrained(target, head, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+    return SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(budget=6, top_k=2, depth=3))
 
 
 @pytest.mark.parametrize("setting", ["T=0", "T=0.9 top_p=0.9"])

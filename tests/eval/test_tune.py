@@ -12,9 +12,9 @@ import torch
 from datasets import Dataset
 
 from eagle.cli.main import main
-from eagle.config import DecodeConfig, Recipe, read_recipe
+from eagle.config import Recipe, read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.decode.make import make_drafter, published
+from eagle.decode.make import make_drafter
 from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tuning import TreeSettings, read_tuned
 from eagle.errors import EagleError
@@ -32,7 +32,7 @@ from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.stats import DecodeStats
 from eagle.target.target import Target
-from eagle.verify.rules import make_rule
+from tests.decoding import decode_config
 from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 
@@ -197,7 +197,7 @@ def test_what_lies_outside_the_forwards_is_what_further_cycles_take_without_the_
     target = Target.from_pretrained(tiny_model())
     torch.manual_seed(0)
     head = EagleHead(EagleHeadConfig.for_target(target.config))
-    drafter = make_drafter(target, make_rule("coupled"), published(DecodeConfig()), head=head)
+    drafter = make_drafter(target, decode_config().as_published(), head=head)
     assert isinstance(drafter, HeadDrafter)
 
     def said(
@@ -232,7 +232,7 @@ def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_b
     fastest(monkeypatch, "no drafting")
     tuning.tune(recipe_in(folder))
     assert "itself gives a tree" not in capsys.readouterr().err
-    tuning.tune(recipe_in(folder, "--decode.budget=8"))
+    tuning.tune(recipe_in(folder, "--decode.drafter.budget=8"))
     assert "itself gives a tree" in capsys.readouterr().err
 
     def full(*args: object, **options: object) -> Path:

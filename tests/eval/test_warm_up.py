@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode.make import make_drafter
 from eagle.draft.by_head import HeadDrafter
@@ -28,11 +27,11 @@ from eagle.progress import ProgressBar
 from eagle.target import fixed_cache as static_cache
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
-from eagle.verify.rules import make_rule
+from tests.decoding import decode_config
 from tests.tiny import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
-DECODE = DecodeConfig(engine="cudagraph", budget=6, top_k=2, depth=3)
+DECODE = decode_config(engine="cudagraph", budget=6, top_k=2, depth=3)
 SHORT, LONG = [5, 6, 7], [5 + i % 200 for i in range(210)]
 
 
@@ -101,7 +100,7 @@ def test_no_request_needs_buffers_that_were_not_warmed_up(
 def test_on_other_engines_one_short_answer_warms_up() -> None:
     target = Target.from_pretrained(tiny_model(), tiny_tokenizer())
     calls: list[int] = []
-    methods = make_methods(("plain",), target, None, decode=DecodeConfig(), chain_depth=2)
+    methods = make_methods(("plain",), target, None, decode=decode_config(), chain_depth=2)
 
     def run(ids_1T: torch.Tensor, limit: int, setting: object, seed: int) -> Answer:
         calls.append(limit)
@@ -148,7 +147,7 @@ def test_a_batch_size_is_timed_on_buffers_that_are_there(
 def test_candidates_are_confirmed_on_buffers_that_are_there(
     target: Target, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = make_drafter(target, make_rule("coupled"), DECODE, head=head_of(target))
+    drafter = make_drafter(target, DECODE, head=head_of(target))
     assert isinstance(drafter, HeadDrafter)
     noted, calls = noting(confirming.decoded, made)
     monkeypatch.setattr(confirming, "decoded", noted)

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.kernels.commit.op import commit
 from eagle.kernels.dispatch import Backend, record, using
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -26,8 +26,8 @@ def test_the_text_is_the_reference_s() -> None:
     ids = torch.randint(3, 300, (2, 15), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
-    decode_config = DecodeConfig(drafter="model", budget=6, top_k=2, depth=2)
-    decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=decode_config)
+    settings = decode_config(drafter="model", budget=6, top_k=2, depth=2)
+    decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=settings)
 
     def decode(backend: Backend) -> torch.Tensor:
         with using(backend):
@@ -50,7 +50,7 @@ def test_a_head_s_own_tree_steps_go_through_the_kernel() -> None:
     target = Target(tiny_model())
     torch.manual_seed(1)
     head = EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
-    decode = DecodeConfig(budget=8, top_k=2, depth=2)
+    decode = decode_config(budget=8, top_k=2, depth=2)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
     ids = torch.randint(3, 300, (1, 9), generator=torch.Generator().manual_seed(1))
     trees = []
@@ -68,7 +68,7 @@ def test_a_head_s_own_tree_steps_go_through_the_kernel() -> None:
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
 def test_the_stats_say_what_ran_the_kernels(kernels: Backend, drafter: Any) -> None:
     target = Target(tiny_model(num_hidden_layers=2))
-    decode = DecodeConfig(drafter=drafter, kernels=kernels, depth=2)
+    decode = decode_config(drafter=drafter, kernels=kernels, depth=2)
     decoder = SpeculativeDecoder.from_pretrained(target, decode=decode)
     ids = torch.tensor([[5, 6, 7, 5, 6], [8, 9, 8, 9, 8]])
     out = decoder.generate(ids, max_new_tokens=3, eos_token_id=[])
@@ -87,13 +87,13 @@ def test_triton_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     target = Target(tiny_model())
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(EagleError, match=r"decode.kernels is triton, which cannot run: .*CPU.*auto or reference"):
-        SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="triton"))
-    SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="auto"))
+        SpeculativeDecoder.from_pretrained(target, decode=decode_config(kernels="triton"))
+    SpeculativeDecoder.from_pretrained(target, decode=decode_config(kernels="auto"))
 
 
 def test_text_between_streamed_pieces_is_not_under_the_decoders_kernels() -> None:
     target = Target(tiny_model(num_hidden_layers=1), tiny_tokenizer())
-    decoder = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(kernels="triton"))
+    decoder = SpeculativeDecoder.from_pretrained(target, decode=decode_config(kernels="triton"))
     for _ in decoder.stream(torch.tensor([[5, 6, 7]]), max_new_tokens=3, eos_token_id=[]):
         with record() as calls:
             commit(
@@ -125,7 +125,7 @@ def test_scores_without_a_token_to_choose_are_the_same_error_on_the_device(
         monkeypatch.setattr(one, "logits", logits)
 
     def decode(kernels: Backend, **more: Any) -> list[int]:
-        decode = DecodeConfig(drafter="model", rule=rule, budget=4, top_k=1, depth=3, kernels=kernels)
+        decode = decode_config(drafter="model", rule=rule, budget=4, top_k=1, depth=3, kernels=kernels)
         decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=decode)
         return decoder.generate(ids, **{**ask, **more}).sequences[0, 3:].tolist()
 

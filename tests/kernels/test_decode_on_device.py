@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder, SpeculativeOutput
 from eagle.errors import EagleError
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.heads.vocabulary import DraftVocabulary
 from eagle.kernels.dispatch import Backend
 from eagle.target.target import Target
+from tests.decoding import decode_config
 from tests.head_drafters import static_drafter
 from tests.kernels.interpreted import INTERPRETED
 from tests.tiny import tiny_model
@@ -85,7 +85,7 @@ CHAIN = dict(drafter="model", budget=3, top_k=1, depth=2)
 def test_every_kernel_together_decodes_as_the_reference(
     target: Target, draft: Target, settings: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=DecodeConfig(**settings))
+    decoder = SpeculativeDecoder.from_pretrained(target, draft_model=draft, decode=decode_config(**settings))
     kernels = same(decoder, **arguments)
     assert ("noise" in kernels) == (settings.get("children") != "top")
     assert "commit" in kernels or settings["top_k"] == 1  # a chain's nodes lie where they belong
@@ -119,7 +119,7 @@ def test_what_kernels_cannot_express_is_refused_or_left_to_the_host(
     target: Target, monkeypatch: pytest.MonkeyPatch, rule: Any, arguments: dict[str, Any], reason: str
 ) -> None:
     """Asked for: an error before anything is computed. By auto, on a device on which kernels run: the host's rules."""
-    decoder = SpeculativeDecoder.from_pretrained(target, decode=DecodeConfig(drafter="ngram", rule=rule, depth=2))
+    decoder = SpeculativeDecoder.from_pretrained(target, decode=decode_config(drafter="ngram", rule=rule, depth=2))
     expected = decode(decoder, "reference", **arguments)
     with monkeypatch.context() as patch:
         patch.setattr(target, "prefill", None)

@@ -11,7 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from eagle.config import DecodeConfig
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.heads.vocabulary import DraftVocabulary
@@ -28,6 +27,7 @@ from eagle.target.target import Target
 from eagle.verify import verifier
 from eagle.verify.coupled import Walk
 from eagle.verify.verifier import Verifier
+from tests.decoding import decode_config
 from tests.tiny import tiny_model
 
 SAMPLED: dict[str, Any] = dict(do_sample=True, temperature=[0.8, 0.0], top_p=0.9, seed=1)
@@ -134,7 +134,7 @@ def test_a_cycle_reads_one_block(
     target = meta_target()
     if "engine" in settings:
         target.use_engine("cudagraph", capture="none")
-    decode = DecodeConfig(kernels="triton", **settings)
+    decode = decode_config(kernels="triton", **settings)
     drafter = settings["drafter"]
     decoder = SpeculativeDecoder.from_pretrained(
         target,

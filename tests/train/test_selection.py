@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from eagle.config import DecodeConfig, Recipe
+from eagle.config import Recipe
 from eagle.data.store import FeatureStore
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
@@ -20,6 +20,7 @@ from eagle.train import loop, selection
 from eagle.train.checkpoints import Progress
 from eagle.train.loop import train
 from eagle.train.selection import Decoded, Selection
+from tests.decoding import decode_config
 from tests.tiny import tiny_model, write_conversations
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_resume import _interrupt_after
@@ -32,7 +33,7 @@ def _recipe(directory: Path, **train_keys: Any) -> Recipe:
     tiny_model("llama").save_pretrained(directory / "target")
     keys: dict[str, Any] = {"epochs": 2, "decode_every": 2, "decode_tokens": 6, "save_every": 3}
     recipe = tiny_recipe(directory, **{**keys, **train_keys})
-    return dataclasses.replace(recipe, decode=DecodeConfig(budget=6, top_k=2, depth=3))
+    return dataclasses.replace(recipe, decode=decode_config(budget=6, top_k=2, depth=3))
 
 
 def _decodings(recipe: Recipe) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, taus: list[float]) -> None:
 
 def test_the_decoded_tau_is_what_the_decoder_gets_with_the_saved_head(tmp_path: Path) -> None:
     # A barely trained head among 120 children of the root: some guess is right.
-    recipe = dataclasses.replace(_recipe(tmp_path, keep="last"), decode=DecodeConfig(budget=121, top_k=120, depth=1))
+    recipe = dataclasses.replace(_recipe(tmp_path, keep="last"), decode=decode_config(budget=121, top_k=120, depth=1))
     train(recipe)
     lines = _decodings(recipe)
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
@@ -185,7 +186,7 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
         with pytest.raises(EagleError, match=message):
             train(with_train(recipe, **changes))
     with pytest.raises(EagleError, match=r'decode.drafter is "ngram", which drafts without the head'):
-        train(dataclasses.replace(recipe, decode=DecodeConfig(drafter="ngram")))
+        train(dataclasses.replace(recipe, decode=decode_config(drafter="ngram")))
     manifest = recipe.store_dir / "manifest.json"
     values = json.loads(manifest.read_text())
     values["target"] |= {"model": recipe.target.model, "weights_sha256": "0" * 64}
