@@ -7,7 +7,7 @@ without it.
 
 import dataclasses
 import difflib
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal
 
 from eagle.errors import EagleError, check_choices
 
@@ -21,11 +21,25 @@ coins and final draws that no draft has seen; drafts made with the coupling nois
 
 BUDGET, TOP_K = 60, 10
 """The published trees' nodes (the root included), and children per expanded node."""
-_ANY: tuple[Children, ...] = ("coupled", "top", "sampled")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tree:
+class DrafterOptions:
+    """What proposes."""
+
+    name: ClassVar[str]
+    reads_head: ClassVar[bool] = False
+    makes: ClassVar[tuple[Children, ...]] = ("coupled", "top", "sampled")
+    """How it can choose children."""
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has two children."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tree(DrafterOptions):
     """eagle2: the head, in a tree of its most confident guesses (EAGLE-2's and EAGLE-3's).
 
     With all of it left open it is the tree that `eagle tune` stored beside the head for this machine, engine and dtype, else
@@ -33,9 +47,8 @@ class Tree:
     rest is as published.
     """
 
-    name: ClassVar[str] = "eagle2"
-    reads_head: ClassVar[bool] = True
-    makes: ClassVar[tuple[Children, ...]] = _ANY
+    name = "eagle2"
+    reads_head = True
 
     budget: int | None = None
     """Nodes per verification, the root included; null: tuned, or 60 as published."""
@@ -68,26 +81,27 @@ class Tree:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(DrafterOptions):
     """static: the head, in a tree of fixed shape (EAGLE-1's)."""
 
-    name: ClassVar[str] = "static"
-    reads_head: ClassVar[bool] = True
-    makes: ClassVar[tuple[Children, ...]] = ("coupled", "top")
-    is_chain: ClassVar[bool] = False
+    name = "static"
+    reads_head = True
+    makes = ("coupled", "top")
 
     tree_file: str | None = None
     """A JSON list of child-rank paths, [[0], [1], [0, 0], ...]; null: the 25 published for EAGLE-1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chain:
+class Chain(DrafterOptions):
     """chain: the head, one guess after the other."""
 
-    name: ClassVar[str] = "chain"
-    reads_head: ClassVar[bool] = True
-    makes: ClassVar[tuple[Children, ...]] = _ANY
-    is_chain: ClassVar[bool] = True
+    name = "chain"
+    reads_head = True
+
+    @property
+    def is_chain(self) -> bool:
+        return True
 
     depth: int | None = None
     """Guesses, at most; null: 6 (8 for an EAGLE-3 head)."""
@@ -96,12 +110,10 @@ class Chain:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SmallModel:
+class SmallModel(DrafterOptions):
     """model: a small language model, in eagle2's tree (top_k 1: a chain)."""
 
-    name: ClassVar[str] = "model"
-    reads_head: ClassVar[bool] = False
-    makes: ClassVar[tuple[Children, ...]] = _ANY
+    name = "model"
 
     model: str | None = None
     """A folder, hub id or .gguf file with the target's tokenizer."""
@@ -120,12 +132,11 @@ class SmallModel:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ngram:
+class Ngram(DrafterOptions):
     """ngram: what followed the last tokens where they occurred before (prompt lookup)."""
 
-    name: ClassVar[str] = "ngram"
-    reads_head: ClassVar[bool] = False
-    makes: ClassVar[tuple[Children, ...]] = ("top",)
+    name = "ngram"
+    makes = ("top",)
 
     shortest: int = 1
     """Shortest suffix looked up, in tokens."""
@@ -144,85 +155,65 @@ class Ngram:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plain:
+class Plain(DrafterOptions):
     """none: plain decoding, without drafts."""
 
-    name: ClassVar[str] = "none"
-    reads_head: ClassVar[bool] = False
-    makes: ClassVar[tuple[Children, ...]] = _ANY
-    is_chain: ClassVar[bool] = True
-
-
-class RuleFacts(Protocol):
-    """What is known of a verification rule before it walks."""
+    name = "none"
 
     @property
-    def name(self) -> str: ...
-    @property
-    def lossless(self) -> bool:
-        """Whether the output is distributed exactly as the target's."""
-
-    @property
-    def noise(self) -> Noise: ...
-    @property
-    def children(self) -> tuple[Children, ...]:
-        """How a tree's children may have been chosen; the first is what drafts best for the rule."""
-
-    @property
-    def chains_only(self) -> bool:
-        """Whether a node may have no more than one child."""
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether it asks for the target after tokens that are then not emitted."""
+    def is_chain(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Coupled:
-    """coupled: plain decoding's text, token for token, at temperature 0 and above."""
+class RuleOptions:
+    """What is known of a verification rule before it walks. One's own: a subclass that walks."""
 
-    name: ClassVar[str] = "coupled"
+    name: ClassVar[str]
     lossless: ClassVar[bool] = True
+    """Whether the output is distributed exactly as the target's."""
     noise: ClassVar[Noise] = "coupling"
     children: ClassVar[tuple[Children, ...]] = ("coupled", "top", "sampled")
+    """How a tree's children may have been chosen; the first is what drafts best for the rule."""
     chains_only: ClassVar[bool] = False
+    """Whether a node may have no more than one child."""
     looks_ahead: ClassVar[bool] = False
+    """Whether it asks for the target after tokens that are then not emitted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rejection:
+class Coupled(RuleOptions):
+    """coupled: plain decoding's text, token for token, at temperature 0 and above."""
+
+    name = "coupled"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rejection(RuleOptions):
     """rejection: the target's distribution, for chains and trees (speculative sampling)."""
 
-    name: ClassVar[str] = "rejection"
-    lossless: ClassVar[bool] = True
-    noise: ClassVar[Noise] = "independent"
-    children: ClassVar[tuple[Children, ...]] = ("sampled", "top")
-    chains_only: ClassVar[bool] = False
-    looks_ahead: ClassVar[bool] = False
+    name = "rejection"
+    noise = "independent"
+    children = ("sampled", "top")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(RuleOptions):
     """block: the target's distribution, a chain accepted as one block."""
 
-    name: ClassVar[str] = "block"
-    lossless: ClassVar[bool] = True
-    noise: ClassVar[Noise] = "independent"
-    children: ClassVar[tuple[Children, ...]] = ("sampled",)
-    chains_only: ClassVar[bool] = True
-    looks_ahead: ClassVar[bool] = True
+    name = "block"
+    noise = "independent"
+    children = ("sampled",)
+    chains_only, looks_ahead = True, True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TopK:
+class TopK(RuleOptions):
     """top_k, lossy: a draft is accepted among the target's k most likely tokens (of its processed logits)."""
 
-    name: ClassVar[str] = "top_k"
-    lossless: ClassVar[bool] = False
-    noise: ClassVar[Noise] = "coupling"
-    children: ClassVar[tuple[Children, ...]] = ("top", "coupled", "sampled")
-    chains_only: ClassVar[bool] = False
-    looks_ahead: ClassVar[bool] = False
+    name = "top_k"
+    lossless = False
+    children = ("top", "coupled", "sampled")
 
     k: int = 3
     """How many; 1 at temperature 0 is lossless."""
@@ -233,18 +224,15 @@ class TopK:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Typical:
+class Typical(RuleOptions):
     """typical, lossy: typical acceptance (Medusa, arXiv 2401.10774).
 
     x is accepted when p(x) > min(epsilon, delta * exp(-entropy of p)).
     """
 
-    name: ClassVar[str] = "typical"
-    lossless: ClassVar[bool] = False
-    noise: ClassVar[Noise] = "coupling"
-    children: ClassVar[tuple[Children, ...]] = ("top", "coupled", "sampled")
-    chains_only: ClassVar[bool] = False
-    looks_ahead: ClassVar[bool] = False
+    name = "typical"
+    lossless = False
+    children = ("top", "coupled", "sampled")
 
     epsilon: float = 0.3
     """Probability that is always enough."""
@@ -257,10 +245,10 @@ class Typical:
                 raise EagleError(f"decode.rule.{name} is {getattr(self, name)}, expected 0 to 1")
 
 
-DrafterOptions = Tree | Published | Chain | SmallModel | Ngram | Plain
-RuleOptions = Coupled | Rejection | Block | TopK | Typical
-DRAFTERS: dict[str, type[DrafterOptions]] = {kind.name: kind for kind in get_args(DrafterOptions)}
-RULES: dict[str, type[RuleOptions]] = {kind.name: kind for kind in get_args(RuleOptions)}
+DRAFTERS: dict[str, type[DrafterOptions]] = {
+    kind.name: kind for kind in (Tree, Published, Chain, SmallModel, Ngram, Plain)
+}
+RULES: dict[str, type[RuleOptions]] = {kind.name: kind for kind in (Coupled, Rejection, Block, TopK, Typical)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,7 +260,7 @@ class DecodeConfig:
 
     drafter: DrafterOptions = Tree()
     """What proposes."""
-    rule: RuleFacts = Coupled()
+    rule: RuleOptions = Coupled()
     """How it is verified."""
     children: Literal["auto", "coupled", "sampled", "top"] = "auto"
     """How children are chosen: with verification's noise, drawn without replacement, or the top-k; auto: as the rule wants."""
@@ -300,7 +288,7 @@ class DecodeConfig:
         """The options of that drafter: what is said here where it is this one, else its defaults."""
         return self.drafter if self.drafter.name == drafter else DRAFTERS[drafter]()
 
-    def kind_of_rule(self, rule: str) -> RuleFacts:
+    def kind_of_rule(self, rule: str) -> RuleOptions:
         """The options of that rule, likewise. Raises EagleError for an unknown name."""
         if rule not in RULES:
             near = difflib.get_close_matches(rule, RULES, n=1, cutoff=0.5)
@@ -353,7 +341,7 @@ def check(decode: DecodeConfig) -> None:
 _LEAST = {"budget": 1, "top_k": 1, "depth": 1, "shortest": 1, "continuations": 1}
 
 
-def check_tree(rule: RuleFacts, *, children: Children, chain: bool) -> None:
+def check_tree(rule: RuleOptions, *, children: Children, chain: bool) -> None:
     """Raises EagleError unless the rule can verify trees (or chains) with children chosen that way."""
     if children not in rule.children:
         raise EagleError(

@@ -35,19 +35,19 @@ CONTEXT = 12
 """Tokens before a token with which its text is found: its piece may depend on them."""
 
 
-class Recorder:
-    """A rule that notes what another one does."""
+Steps = list[tuple[DraftTree, Walk]]
 
-    def __init__(self, rule: Rule):
-        self._rule = rule
-        self.name, self.lossless, self.noise = rule.name, rule.lossless, rule.noise
-        self.children, self.chains_only, self.looks_ahead = rule.children, rule.chains_only, rule.looks_ahead
-        self.steps: list[tuple[DraftTree, Walk]] = []
 
-    def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
-        walk = self._rule.walk(tree, row, view)
-        self.steps.append((tree, walk))
-        return walk
+def recording_rule(rule: Rule) -> tuple[Rule, Steps]:
+    """The same rule, and what it will have walked."""
+    steps: Steps = []
+
+    def walk(self: Rule, tree: DraftTree, row: int, view: NodeView) -> Walk:
+        steps.append((tree, type(rule).walk(self, tree, row, view)))
+        return steps[-1][1]
+
+    made: Rule = type("Recorder", (type(rule),), {"walk": walk})(**vars(rule))
+    return made, steps
 
 
 def record_steps(
@@ -68,7 +68,7 @@ def record_steps(
     tokenizer = decoder.target.tokenizer
     if tokenizer is None:
         raise EagleError(f"target {decoder.target.name} has no tokenizer; load it with one")
-    recorder = Recorder(decoder.rule)
+    recorder, steps = recording_rule(decoder.rule)
     # Kernels walk without the rule; where they do not run the tokens are the same.
     kernels = "auto" if decoder.kernels == "triton" else decoder.kernels
     recording = SpeculativeDecoder(decoder.target, decoder.drafter, recorder, kernels=kernels)
@@ -78,15 +78,15 @@ def record_steps(
         blocks = list(stream.blocks())  # the prefill's token, then what each verify step brought
     answer = stream.tokens
     starts = list(itertools.accumulate(len(block) for block in blocks))
-    kept = _choose([len(walk.path) for _, walk in recorder.steps], shown)
+    kept = _choose([len(walk.path) for _, walk in steps], shown)
     return {
         "method": method,
         "rule": recorder.name,
         "setting": setting.label,
         "question": question,
         "seed": seed,
-        "verify_steps": len(recorder.steps),
-        "accepted": [len(walk.path) - 1 for _, walk in recorder.steps],
+        "verify_steps": len(steps),
+        "accepted": [len(walk.path) - 1 for _, walk in steps],
         "tokens": [
             {
                 "text": piece.text,
@@ -96,10 +96,8 @@ def record_steps(
             for number, block in enumerate(blocks)
             for piece in block
         ],
-        "steps": [
-            _step(tokenizer, [*ids, *answer[: starts[number]]], number, *recorder.steps[number]) for number in kept
-        ],
-        "calibration": calibration(recorder.steps),
+        "steps": [_step(tokenizer, [*ids, *answer[: starts[number]]], number, *steps[number]) for number in kept],
+        "calibration": calibration(steps),
     }
 
 

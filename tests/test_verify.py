@@ -389,9 +389,9 @@ def test_unknown_rules_are_named_with_the_nearest_and_options_kept_in_range() ->
         make_rule("rejecton")
     with pytest.raises(EagleError, match="coupled, rejection, block"):
         make_rule("nothing like it")
-    with pytest.raises(EagleError, match="decode.rule.k is 0"):
+    with pytest.raises(EagleError, match=r"decode\.rule\.k is 0"):
         TopK(k=0)
-    with pytest.raises(EagleError, match="decode.rule.delta is 1.5"):
+    with pytest.raises(EagleError, match=r"decode\.rule\.delta is 1\.5"):
         Typical(delta=1.5)
 
 

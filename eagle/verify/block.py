@@ -9,10 +9,10 @@ import torch
 from eagle import decode_config
 from eagle.decode_config import check_tree
 from eagle.draft.tree import DraftTree
-from eagle.verify.coupled import NodeView, Walk
+from eagle.verify.coupled import NodeView, Rule, Walk
 
 
-class Block(decode_config.Block):
+class Block(decode_config.Block, Rule):
     """With weight w_0 = 1, w_i = min(1, w_{i-1} p(x_i) / q(x_i)), the block's end is the last i whose coin accepts h_i:
 
     h_i = s_i / (s_i + 1 - w_i), s_i = sum_x max(0, w_i p(x | x_1..x_i) - q(x | x_1..x_i)); the last token's h is its w.

@@ -1,17 +1,17 @@
 """Verification: which of a draft tree's nodes are accepted, and which token follows them. One class a rule.
 
 A rule sees the tree and, for the nodes it visits, the target (`NodeView`). It emits tokens: those of the accepted nodes
-and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree). Here: the protocol and the coupled
+and one more, the bonus (the walk ended at a leaf) or the correction (it left the tree). Here: what all share and the coupled
 walk; the other rules are in rejection.py, block.py and lossy.py beside this file; their options in eagle/decode_config.py.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from eagle import decode_config
-from eagle.decode_config import RuleFacts
 from eagle.draft.tree import DraftTree
 
 
@@ -54,14 +54,15 @@ class NodeView(Protocol):
         """As `stops`, of tokens that may not be emitted: stopping criteria are not asked."""
 
 
-class Rule(RuleFacts, Protocol):
+class Rule(decode_config.RuleOptions, ABC):
     """A verification rule: its facts (eagle/decode_config.py) and its walk."""
 
+    @abstractmethod
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         """Verifies row `row` of the tree. Raises EagleError for a tree that the rule cannot verify."""
 
 
-class Coupled(decode_config.Coupled):
+class Coupled(decode_config.Coupled, Rule):
     """Emit what plain decoding emits at every node, and follow it while the tree holds it.
 
     The text is exactly plain decoding's with the same seed, whatever the tree: at temperature 0 (argmax) and above it

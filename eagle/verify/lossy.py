@@ -10,13 +10,13 @@ import torch
 
 from eagle import decode_config
 from eagle.draft.tree import DraftTree
-from eagle.verify.coupled import NodeView, Walk
+from eagle.verify.coupled import NodeView, Rule, Walk
 
 Scores = Callable[[int, list[int]], torch.Tensor]
 """(node, accepted) -> float [V]: -inf for tokens that are not acceptable there."""
 
 
-class TopK(decode_config.TopK):
+class TopK(decode_config.TopK, Rule):
     """Accepts a draft token that is among the target's k most likely (of its processed logits)."""
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
@@ -28,7 +28,7 @@ class TopK(decode_config.TopK):
         return _walk(tree, row, view, scores)
 
 
-class Typical(decode_config.Typical):
+class Typical(decode_config.Typical, Rule):
     """Typical acceptance (Medusa, arXiv 2401.10774): accepts x when p(x) > min(epsilon, delta * exp(-entropy of p))."""
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:

@@ -10,10 +10,10 @@ import torch
 from eagle import decode_config
 from eagle.decode_config import check_tree
 from eagle.draft.tree import DraftTree
-from eagle.verify.coupled import NodeView, Walk
+from eagle.verify.coupled import NodeView, Rule, Walk
 
 
-class Rejection(decode_config.Rejection):
+class Rejection(decode_config.Rejection, Rule):
     """Go through a node's children, accept one by a coin, and draw from what the rejected ones left.
 
     Sampled children, in draw order, r = p and q_1 = q: accept x with min(1, r(x) / q_i(x)); on rejection r becomes

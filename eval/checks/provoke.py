@@ -42,18 +42,19 @@ from eagle.verify.coupled import Coupled, NodeView, Walk
 SETTING = parse_setting("T=0")
 
 
-class SlowRule:
+class SlowRule(Coupled):
     """The coupled rule with a host that takes its time."""
 
-    name, lossless, chains_only, looks_ahead = "coupled, slowly", True, False, False
-    noise, children = Coupled.noise, Coupled.children
+    name = "coupled, slowly"
+
+    seconds: float
 
     def __init__(self, seconds: float):
-        self.seconds = seconds
+        object.__setattr__(self, "seconds", seconds)  # rules are frozen
 
     def walk(self, tree: DraftTree, row: int, view: NodeView) -> Walk:
         time.sleep(self.seconds)
-        return Coupled().walk(tree, row, view)
+        return super().walk(tree, row, view)
 
 
 def random_head(head: DraftHead) -> DraftHead:

@@ -189,7 +189,7 @@ def test_quality_compares_rules_on_the_same_prompts_and_seeds(folder: Path, caps
 def test_every_rule_verifies_the_same_trees_though_one_was_tuned(folder: Path, tmp_path: Path) -> None:
     """Tuned trees are the lossless rule's only: its speed would be that of another tree."""
     recipe = recipe_of(
-        folder, *(f"--decode.{key}=null" for key in ("budget", "top_k", "depth")), f"--output_dir={tmp_path}"
+        folder, *(f"--decode.drafter.{key}=null" for key in ("budget", "top_k", "depth")), f"--output_dir={tmp_path}"
     )
     target = Target.from_config(recipe.target)
     shutil.copytree(folder / "run" / "head", tmp_path / "head")

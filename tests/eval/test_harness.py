@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eagle.config import Recipe, read_recipe
+from eagle.decode_config import Published
 from eagle.errors import EagleError
 from eagle.eval import harness, runner
 from eagle.eval.answers import Answer
@@ -169,10 +170,9 @@ def test_results_know_a_target_and_a_tuning_that_were_written_anew_in_place(reci
     # The answers' own log goes by the weights themselves, so a copied target costs no answer.
     assert answers_identity(after, {"weights_sha256": "x"}) == answers_identity(before, {"weights_sha256": "x"})
     (tmp_path / "paths.json").write_text("[[0]]")
-    decode = dataclasses.replace(
-        recipe.decode, tree_file=str(tmp_path / "paths.json"), draft_model=str(tmp_path / "target")
-    )
-    named = evaluation_identity(dataclasses.replace(recipe, decode=decode), recipe.head_dir, prompts)
+    decode = dataclasses.replace(recipe.decode, drafter=Published(tree_file=str(tmp_path / "paths.json")))
+    evaluation = dataclasses.replace(recipe.eval, draft_model=str(tmp_path / "target"))
+    named = evaluation_identity(dataclasses.replace(recipe, decode=decode, eval=evaluation), recipe.head_dir, prompts)
     assert {"tree_file_sha256", "draft_model_files"} <= answers_identity(named, {}).keys()
 
 
