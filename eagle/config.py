@@ -237,7 +237,7 @@ def _as(cls: Any, instance: Any, kinds: Kinds, prefix: str = "") -> Any:
     values = {}
     for field in dataclasses.fields(cls):
         value, kind = getattr(instance, field.name), kinds.get(prefix + field.name)
-        if _is_section(field.type):
+        if kind is None and _is_section(field.type):
             value = _as(field.type, value, kinds, f"{prefix}{field.name}.")
         values[field.name] = value if kind is None or dataclasses.fields(kind) else kind()
     return cls(**values)
