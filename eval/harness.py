@@ -23,7 +23,6 @@ from eagle.draft.tuning import tuned_for
 from eagle.environment import git_commit, hardware, peak_memory, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import AnswerLog, Request
-from eagle.eval.curves import Curves
 from eagle.eval.figures import peaks
 from eagle.eval.identity import answers_identity, evaluation_identity, text_identity
 from eagle.eval.ledger.ledger import ledger_of
@@ -38,6 +37,7 @@ from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.suites.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
 from eagle.eval.suites.spec_bench import write_answer_files
 from eagle.eval.summarise import summarise
+from eagle.eval.throughput import Curves
 from eagle.eval.which_head import own_or_given
 from eagle.formats.checkpoint import load_head
 from eagle.heads.eagle1 import DraftHead

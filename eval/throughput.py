@@ -1,38 +1,36 @@
-"""Throughput against batch size: speculative against plain decoding in one run, and where the gain vanishes.
-
-    python -m eagle.eval.throughput --config RECIPE [--head PATH] --batches 1 2 4 8 16
+"""Throughput against batch size (eval.batches): speculative against plain decoding in one run, and where the gain vanishes.
 
 The same prompts are answered at every batch size, by both methods alternately, group by group: a machine's slow minute hits
 both. Every row's tokens must be equal (or differ first at a tie) at every batch size and between the methods; a batch size
 where they are not gets no ratio.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from eagle.config import read_recipe
+from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.environment import git_commit, hardware
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import BatchAnswer, answer_batch
 from eagle.eval.checks.check import checked_decoder
 from eagle.eval.checks.exactness import divergence
-from eagle.eval.report.parts import number
-from eagle.eval.runner import first_turn
-from eagle.eval.settings import Setting, parse_setting
-from eagle.eval.statistics import FEWEST, Estimate, falls_through_one, paired_ratio
-from eagle.eval.suites.prompt_set import recipe_prompts, spread
+from eagle.eval.runner import first_turn, fits
+from eagle.eval.settings import Setting
+from eagle.eval.statistics import Estimate, falls_through_one, paired_ratio
+from eagle.eval.suites.prompt_set import Prompt, spread
 from eagle.eval.warm_up import warm_ups
-from eagle.progress import ProgressBar, console
+from eagle.files import sha256_text, write_json
+from eagle.progress import ProgressBar
 from eagle.sample.stats import AcceptanceLength
 from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
+
+FEWEST_PROMPTS = 16
+"""At least so many prompts are answered at every batch size, where there are as many."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,58 +166,57 @@ def _verdict(points: Sequence[BatchPoint]) -> str:
     return f"there is a gain at batch {', '.join(gains)}" + (f"; it vanishes at {vanishes:.1f}" if vanishes else "")
 
 
-def _table(points: Sequence[BatchPoint]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("batch", "plain tok/s", "drafted tok/s", "tau", "speed-up", "[95%]", "pooled", "exact"):
-        table.add_column(heading, justify="right")
-    for point in points:
-        ratio = point.speedup
-        table.add_row(
-            str(point.batch),
-            f"{point.plain_tokens_per_second:.1f}",
-            f"{point.tokens_per_second:.1f}",
-            number(point.tau),
-            "-" if ratio is None else f"{ratio.median:.2f}x",
-            "-" if ratio is None or ratio.units < FEWEST else f"[{ratio.low:.2f}, {ratio.high:.2f}]",
-            "-" if ratio is None else f"{ratio.pooled:.2f}x",
-            "yes" if not point.different else f"{point.different} DIFFERENT",
-        )
-    return table
+class Curves:
+    """What eval.batches asks for: nothing when it is [1].
+
+    Raises EagleError for batch sizes below 1, for more rows than there are prompts, and for a verification rule that does not
+    promise plain decoding's tokens: without that, nothing tells whether a batch is right.
+    """
+
+    def __init__(self, recipe: Recipe, target: Target, head: str | Path, prompts: Sequence[Prompt]):
+        self.recipe, self.batches = recipe, sorted(set(recipe.eval.batches))
+        self.ids: list[list[int]] = []
+        if not self.batches or self.batches[0] < 1:
+            raise EagleError(
+                f"eval.batches is {list(recipe.eval.batches)}; expected sizes from 1 on, such as [1, 2, 4]"
+            )
+        if self.batches == [1]:
+            return
+        self.decoder = checked_decoder(recipe, target, head if recipe.decode.drafter.reads_head else None)
+        rendered = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
+        fitting = [prompt for prompt in prompts if fits(target, rendered[prompt.id], recipe.eval.max_new_tokens)]
+        every = math.lcm(*self.batches)
+        if len(fitting) < every:
+            raise EagleError(
+                f"eval.batches {self.batches} need a multiple of {every} prompts, there are {len(fitting)} (that fit); raise "
+                "eval.limit, or leave the larger sizes out"
+            )
+        wanted = every * math.ceil(FEWEST_PROMPTS / every)
+        count = wanted if len(fitting) >= wanted else len(fitting) // every * every
+        self.ids = [rendered[prompt.id] for prompt in spread(fitting, count)]
+
+    def measure(self, settings: Sequence[Setting], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One entry of results.json's `throughput` per setting; throughput.json keeps what is done, of this identity."""
+        if not self.ids:
+            return []
+        path = self.recipe.eval_dir / "throughput.json"
+        key = {**identity, "batches": self.batches, "prompts_sha256": sha256_text(json.dumps(self.ids))}
+        done: dict[str, Any] = _read(path, key)
+        for setting in settings:
+            if setting.label not in done:
+                limit = self.recipe.eval.max_new_tokens
+                points = measure(self.decoder, self.ids, batches=self.batches, setting=setting, max_new_tokens=limit)
+                done[setting.label] = {
+                    **curve(points, setting=setting.label, max_new_tokens=limit, prompts=len(self.ids)),
+                    "drafter": self.recipe.decode.drafter.name,
+                }
+                write_json(path, {"identity": key, "curves": done})
+        return [done[setting.label] for setting in settings]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", required=True, help="recipe: its target, decode and eval sections are used")
-    parser.add_argument("--head", help="default: the recipe's own")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--prompts", type=int, default=16, help="how many of eval.prompts; every batch size divides it")
-    parser.add_argument("--setting", default="T=0", help='such as "T=1 top_p=0.9"')
-    known, overrides = parser.parse_known_args(arguments)
+def _read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        if known.prompts < 1:
-            raise EagleError(f"--prompts is {known.prompts}, expected 1 or more (a multiple of every batch size)")
-        recipe = read_recipe(known.config, overrides)
-        setting = parse_setting(known.setting)
-        chosen = spread(recipe_prompts(dataclasses.replace(recipe.eval, limit=None)), known.prompts)
-        target = Target.from_config(recipe.target, recipe.data.chat_template)
-        decoder = checked_decoder(recipe, target, known.head)
-        points = measure(
-            decoder,
-            [prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in chosen],
-            batches=known.batches,
-            setting=setting,
-            max_new_tokens=recipe.eval.max_new_tokens,
-        )
-    except EagleError as error:
-        print(error, file=sys.stderr)
-        return 2
-    console.print(_table(points))
-    console.print(f"{setting.label}: {_verdict(points)}", markup=False, soft_wrap=True)
-    limit = recipe.eval.max_new_tokens
-    found = curve(points, setting=setting.label, max_new_tokens=limit, prompts=len(chosen))
-    print(json.dumps({"benchmark": "throughput", **found, "hardware": hardware(), "commit": git_commit()}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+    return found["curves"] if isinstance(found, dict) and found.get("identity") == identity else {}

@@ -3,19 +3,15 @@
 Lossless rules must pass and every broken variant must fail, with a head whose q is far from the target's p.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from eagle.eval.checks.chi_square import NEW_TOKENS, exact_joint, holm, main, measure, p_values, verdict
-from eagle.eval.checks.mutants import LOSSLESS, MUTANTS
-from eagle.exits import exit_code
+from eagle.eval.checks.chi_square import LOSSLESS, NEW_TOKENS, exact_joint, holm, p_values
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.sampling import Sampling
 from eagle.target.target import Target
-from tests.tiny import save_tiny_target, tiny_model
+from tests.mutants import MUTANTS, measure, verdict
+from tests.tiny import tiny_model
 
 IDS = torch.tensor([[1, 3, 5, 4, 1]])
 SAMPLING = Sampling(temperature=0.7, top_k=6, seed=11)
@@ -78,19 +74,6 @@ def test_counts_off_the_support_and_wrong_dependence_give_tiny_p_values() -> Non
     together = [(a, b, b, 0) for a in (0, 1) for b in (0, 1) for _ in range(40)]  # right margins, wrong joint
     assert p_values(together, exact)["tokens 2-3"] < 1e-6
     assert all(len(cell) == NEW_TOKENS for cell in exact)
-
-
-def test_the_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = save_tiny_target(tmp_path / "target")
-    EagleHead(EagleHeadConfig.for_target(Target(tiny_model()).config)).save_pretrained(tmp_path / "head")
-    arguments = ["--target", str(model), "--head", str(tmp_path / "head"), "--rows", "40", "--top-k", "3"]
-    code = main([*arguments, "--only", "coupled", "q not renormalised"])
-    captured = capsys.readouterr()
-    line = json.loads(captured.out.splitlines()[-1])
-    assert line["rules"].keys() == {"coupled", "q not renormalised"}
-    assert code == int(any(rule["told apart"] == rule["lossless"] for rule in line["rules"].values()))
-    assert exit_code(lambda: main([*arguments[:3], str(tmp_path / "nothing")])) == 2
-    assert "nothing" in capsys.readouterr().err
 
 
 def test_holms_adjustment() -> None:

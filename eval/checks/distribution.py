@@ -20,6 +20,7 @@ from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.checks.chi_square import (
     LEVEL,
+    LOSSLESS,
     MOST_KEPT,
     NEW_TOKENS,
     Joint,
@@ -30,7 +31,6 @@ from eagle.eval.checks.chi_square import (
     holm,
     not_tested,
 )
-from eagle.eval.checks.mutants import LOSSLESS
 from eagle.eval.identity import evaluation_identity, text_identity
 from eagle.eval.line_log import LineLog
 from eagle.eval.runner import first_turn, fits

@@ -11,11 +11,12 @@ from eagle.config import Recipe, read_recipe
 from eagle.errors import EagleError
 from eagle.eval.checks import chi_square
 from eagle.eval.checks import distribution as check
-from eagle.eval.checks.mutants import LOSSLESS, MUTANTS
+from eagle.eval.checks.chi_square import LOSSLESS
 from eagle.eval.settings import parse_setting
 from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.target import Target
+from tests.mutants import MUTANTS
 from tests.recipes import write_recipe
 from tests.tiny import save_tiny_target
 

@@ -12,10 +12,10 @@ from eagle.draft.by_head import HeadDrafter
 from eagle.draft.tuned import TunedDrafter
 from eagle.draft.tuning import TreeSettings, TunedChoice, TunedTrees, dtype_name, machine_name, write_tuned
 from eagle.errors import EagleError
-from eagle.eval import curves
-from eagle.eval.curves import Curves
+from eagle.eval import throughput
 from eagle.eval.settings import parse_settings
 from eagle.eval.suites.prompt_set import recipe_prompts
+from eagle.eval.throughput import Curves
 from eagle.formats.checkpoint import save_head
 from eagle.target.target import Target
 from tests.eval.test_harness import random_head
@@ -84,7 +84,7 @@ def test_a_setting_that_is_done_is_not_measured_again(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
-    original = curves.measure
+    original = throughput.measure
 
     def noted(*args: object, **kwargs: object) -> object:
         measured.append(kwargs["setting"].label)
@@ -92,7 +92,7 @@ def test_a_setting_that_is_done_is_not_measured_again(
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(curves, "measure", noted)
+    monkeypatch.setattr(throughput, "measure", noted)
     asked, _ = of(tmp_path, target, "--eval.batches=[2]")
     settings = parse_settings(("T=0", "T=0.9"))
     with pytest.raises(KeyboardInterrupt):

@@ -7,13 +7,12 @@ import torch
 
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.eval.checks import provoke
-from eagle.eval.checks.provoke import Case, SlowRule, measure, random_head
 from eagle.eval.ledger.diagnosis import Cycle, cycle_of, diagnose
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.stats import DecodeStats
 from eagle.target.target import Target
 from tests.decoding import decode_config
+from tests.faults import Case, SlowRule, measure, random_head
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -172,20 +171,6 @@ def test_an_oversized_tree_and_a_huge_batch_are_compute_bound_in_real_runs() -> 
         assert (found.cause == "compute") == (name != "as it is"), f"{name}: {found}"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "least"),
-    [("--large-batch", "0", 1), ("--rows", "0", 1), ("--max-new-tokens", "1", 2), ("--slow", "-1", 0)],
-)
-def test_what_cannot_be_provoked_is_told_before_anything_is_loaded(
-    option: str, value: str, least: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(provoke.Target, "from_config", lambda config: pytest.fail("loaded"))
-    assert provoke.main(["--target", "x", "--head", "y", option, value]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith(f"{option} is {value}")
-    assert said.endswith(f"expected {least} or more")
-
-
 def test_a_target_that_says_nothing_has_no_cycle_to_diagnose(head: EagleHead) -> None:
     target = Target.from_pretrained(tiny_model(num_hidden_layers=6))
     case = Case(name="silent", expected=None, decoder=decoder(target, head))
@@ -193,39 +178,3 @@ def test_a_target_that_says_nothing_has_no_cycle_to_diagnose(head: EagleHead) ->
     target.model.generation_config.eos_token_id = first
     with pytest.raises(EagleError, match=r"all 2 prompts with their first token.*name others in --prompts"):
         measure(case, [PROMPTS[0]] * 2, max_new_tokens=4)
-
-
-def test_provoking_ends_with_a_table_and_says_when_a_fault_is_not_named(
-    target: Target,
-    head: EagleHead,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: object,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(provoke.Target, "from_config", lambda config: target)
-    monkeypatch.setattr(provoke, "load_head", lambda path: head)
-    monkeypatch.setattr(provoke, "prompt_ids", lambda tokenizer, messages: [5, 6, 7])
-    arguments = [
-        "--target",
-        "x",
-        "--head",
-        "y",
-        "--tree",
-        "4",
-        "2",
-        "2",
-        "--large-tree",
-        "8",
-        "2",
-        "3",
-        "--slow",
-        "0.2",
-    ]
-    code = provoke.main([*arguments, "--large-batch", "2", "--rows", "1", "--max-new-tokens", "3"])
-    out, err = capsys.readouterr()
-    assert '"benchmark": "provoke"' in out
-    for name in ("untrained head", "oversized tree", "huge batch", "slow host"):
-        assert f"{name}:" in err
-    # Eight nodes cost this target nothing: the fault is not there, and that is said.
-    assert code == (1 if "EXPECTED" in err else 0)
-    assert "host overhead" in err

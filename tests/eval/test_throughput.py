@@ -1,27 +1,21 @@
 """The batch sweep: every row's text is the same at every batch size, and a method that is not exact gets no ratio."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from eagle.config import read_recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
 from eagle.eval import throughput
 from eagle.eval.batch_answer import BatchAnswer
 from eagle.eval.settings import parse_setting
 from eagle.eval.statistics import Estimate
-from eagle.eval.throughput import BatchPoint, crossing, main, measure
+from eagle.eval.throughput import BatchPoint, crossing, measure
 from eagle.eval.tuner.confirm import _measured
 from eagle.eval.tuner.tree_search import NO_DRAFTING
-from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.sample.stats import DecodeStats
 from eagle.target.target import Target
 from tests.decoding import decode_config
-from tests.recipes import write_recipe
 from tests.tiny import tiny_model
 
 torch.set_num_threads(1)
@@ -85,26 +79,6 @@ def test_the_crossing_is_between_the_sizes_where_the_gain_turns_into_a_loss() ->
     assert crossing([point(1, 1.2), point(2, 0.9), point(4, 1.1)]) is None, "it does not stay below 1"
 
 
-def test_the_command_prints_a_table_and_a_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = read_recipe(write_recipe(tmp_path))
-    target = Target.from_config(recipe.target)
-    save_head(EagleHead(EagleHeadConfig.for_target(target.config)), recipe.head_dir)
-    arguments = ["--config", str(tmp_path / "recipe.yaml"), "--prompts", "2", "--batches", "1", "2"]
-    assert main(arguments) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert [point["batch"] for point in record["points"]] == [1, 2]
-    assert main([*arguments[:-1], "3"]) == 2
-    assert "does not divide" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("count", ["0", "-1"])
-def test_a_number_of_prompts_that_makes_no_sense_is_told(count: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", "/nowhere", "--prompts", count]) == 2
-    assert capsys.readouterr().err.strip() == (
-        f"--prompts is {count}, expected 1 or more (a multiple of every batch size)"
-    )
-
-
 def test_nothing_to_time_is_told(decoder: SpeculativeDecoder) -> None:
     with pytest.raises(EagleError, match="there is no prompt to answer"):
         measure(decoder, [], batches=[1], setting=parse_setting("T=0"), max_new_tokens=4)
@@ -124,15 +98,6 @@ def test_pooled_the_baseline_counts_for_as_many_tokens_as_the_method_said() -> N
     assert throughput._point(1, pairs, 0).speedup.pooled == pooled  # type: ignore[union-attr]
     plain, drafted = ([pair[which] for pair in pairs] for which in (0, 1))
     assert _measured(NO_DRAFTING, drafted, plain).speedup.pooled == pooled
-
-
-def test_of_few_groups_no_interval_is_printed() -> None:
-    def column(groups: int) -> list[object]:
-        pairs = [(answered(10, 10.0 + i), answered(10, 5.0)) for i in range(groups)]
-        return list(throughput._table([throughput._point(1, pairs, 0)]).columns[5].cells)
-
-    assert column(5) == ["-"]
-    assert str(column(6)[0]).startswith("[2.")
 
 
 def test_batch_sizes_must_divide_the_prompts(decoder: SpeculativeDecoder) -> None:

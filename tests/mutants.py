@@ -1,10 +1,10 @@
-"""Broken verification, on purpose: variants that a distribution test must tell from the target's distribution.
+"""Broken verification, on purpose, and the tests of eagle/eval/checks/chi_square.py on it and on the lossless rules.
 
 Each is a context manager under which decoders misbehave in one way, with the settings under which that matters.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -12,13 +12,19 @@ from unittest.mock import patch
 import torch
 
 from eagle.config import DecodeConfig
-from eagle.decode_config import Block, Chain, Coupled, Rejection, Tree
+from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft import children as draft_sampling
 from eagle.draft import sampled_tree
 from eagle.draft.by_level import LevelDrafter
 from eagle.draft.tree import DraftTree
+from eagle.eval.checks.chi_square import LEVEL, LOSSLESS, NEW_TOKENS, chi_squares, continuations, exact_joint, holm
+from eagle.eval.statistics import ChiSquare
+from eagle.heads.eagle1 import DraftHead
+from eagle.progress import ProgressBar
 from eagle.sample import sampling
 from eagle.sample.noise import DRAFTS, gumbel
+from eagle.sample.sampling import Sampling
+from eagle.target.target import Target
 from eagle.verify import rejection as verify_rejection
 from eagle.verify.coupled import NodeView, Walk
 from eagle.verify.node_view import TargetView
@@ -117,26 +123,65 @@ def _deterministic() -> Iterator[None]:
         yield
 
 
-_SMALL = Tree(budget=7, top_k=3, depth=2)
-_TREE = DecodeConfig(drafter=_SMALL, rule=Rejection(), children="sampled")
-_CHAIN = DecodeConfig(drafter=Chain(depth=2), rule=Rejection(), children="sampled")
-_BLOCK = DecodeConfig(drafter=Chain(depth=3), rule=Block())
-_COUPLED = DecodeConfig(drafter=_SMALL, rule=Coupled())
-
 MUTANTS: dict[str, Mutant] = {
-    "q not renormalised": Mutant(broken=_unrenormalised, decode=_TREE),
-    "drafts' noise in the residual": Mutant(broken=_shared_noise, decode=_TREE, rows=4),
-    "children pruned after the draw": Mutant(broken=_pruned, decode=_TREE),
-    "bonus token without temperature": Mutant(broken=_untempered_bonus, decode=_TREE),
-    "target without temperature": Mutant(broken=_untempered, decode=_TREE),
-    "top-k children as if drawn": Mutant(broken=_deterministic, decode=_TREE),
-    "one noise tensor for all steps": Mutant(broken=_one_noise, decode=_COUPLED),
+    "q not renormalised": Mutant(broken=_unrenormalised, decode=LOSSLESS["rejection, sampled tree"]),
+    "drafts' noise in the residual": Mutant(broken=_shared_noise, decode=LOSSLESS["rejection, sampled tree"], rows=4),
+    "children pruned after the draw": Mutant(broken=_pruned, decode=LOSSLESS["rejection, sampled tree"]),
+    "bonus token without temperature": Mutant(broken=_untempered_bonus, decode=LOSSLESS["rejection, sampled tree"]),
+    "target without temperature": Mutant(broken=_untempered, decode=LOSSLESS["rejection, sampled tree"]),
+    "top-k children as if drawn": Mutant(broken=_deterministic, decode=LOSSLESS["rejection, sampled tree"]),
+    "one noise tensor for all steps": Mutant(broken=_one_noise, decode=LOSSLESS["coupled"]),
 }
 
-LOSSLESS: dict[str, DecodeConfig] = {
-    "coupled": _COUPLED,
-    "rejection, sampled tree": _TREE,
-    "rejection, sampled chain": _CHAIN,
-    "rejection, top-k tree": DecodeConfig(drafter=_SMALL, rule=Rejection(), children="top"),
-    "block, sampled chain": _BLOCK,
-}
+
+def measure(
+    target: Target,
+    head: DraftHead,
+    ids_1T: torch.Tensor,
+    sampling: Sampling,
+    *,
+    rows: int,
+    batch: int = 128,
+    variants: Sequence[str] | None = None,
+) -> dict[str, dict[str, ChiSquare]]:
+    """Tests of every variant (default: all of LOSSLESS and MUTANTS) on the target's exact joint distribution."""
+    exact = exact_joint(target, ids_1T, sampling, tokens=NEW_TOKENS)
+    names = [*LOSSLESS, *MUTANTS] if variants is None else variants
+    result = {}
+    shares = {name: MUTANTS[name].rows if name in MUTANTS else 1 for name in names}
+    with ProgressBar("chi-square", total=rows * sum(shares.values()), unit="rows") as bar:
+        for name in names:
+            mutant = MUTANTS.get(name)
+            decode: DecodeConfig = LOSSLESS[name] if mutant is None else mutant.decode
+            decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode)
+            with nullcontext() if mutant is None else mutant.broken():
+                found = continuations(decoder, ids_1T, sampling, rows=rows * shares[name], batch=batch, bar=bar)
+            result[name] = chi_squares(found, exact)
+    return result
+
+
+def verdict(result: Mapping[str, Mapping[str, ChiSquare]]) -> dict[str, dict[str, Any]]:
+    """Holm over all tests of the lossless rules, and over those of the mutants: what is told apart at LEVEL.
+
+    A variant whose tests had no degree of freedom is not tested: nothing is said of it, neither good nor bad.
+    """
+    lines: dict[str, dict[str, Any]] = {}
+    for family in (LOSSLESS, MUTANTS):
+        flat = {
+            f"{name}|{test}": one.p_value for name in result if name in family for test, one in result[name].items()
+        }
+        adjusted = holm(flat)
+        for name in result:
+            if name in family:
+                tests = result[name]
+                low = min(adjusted[f"{name}|{test}"] for test in tests)
+                degrees = {test: one.degrees for test, one in tests.items()}
+                lines[name] = {
+                    **{test: one.p_value for test, one in tests.items()},
+                    "holm": low,
+                    "told apart": low < LEVEL,
+                    "lossless": family is LOSSLESS,
+                    "degrees_of_freedom": degrees,
+                    "tested": any(degrees.values()),
+                }
+    return lines
