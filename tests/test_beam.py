@@ -128,14 +128,6 @@ def test_live_hypotheses_are_found_behind_many_that_end(decoder: SpeculativeDeco
         assert beams(ours).forward_rows > 0
 
 
-@pytest.mark.parametrize("family", ["llama-tied", "mistral-window", "gemma2", "gpt2", "qwen3_moe", "granite"])
-def test_other_families_search_as_hugging_face(family: str) -> None:
-    decoder = SpeculativeDecoder(Target(tiny_model(family)))
-    ids = torch.randint(3, 300, (1, 19), generator=torch.Generator().manual_seed(0))
-    arguments: dict[str, Any] = dict(num_beams=3, max_new_tokens=16, eos_token_id=[], num_return_sequences=3)
-    assert_same(decoder.generate(ids, pad_token_id=PAD, **arguments), hugging_face(decoder, ids, **arguments))
-
-
 def ragged(vocabulary: int, lengths: list[int], seed: int) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(3, vocabulary) for _ in range(length)] for length in lengths]

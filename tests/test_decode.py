@@ -1,7 +1,5 @@
 """Decoding: token for token what the target says alone, whatever the tree; limits, streaming, refusals."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,57 +9,16 @@ from eagle.decode.decoder import SpeculativeDecoder
 from eagle.draft.tree import DraftTree
 from eagle.errors import EagleError
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
-from eagle.sample.row import Row
 from eagle.target.target import Target
 from eagle.verify.coupled import Coupled
 from tests.decoding import decode_config
-from tests.kernels.test_tree_attention import random_parents
-from tests.tiny import FAMILIES, tiny_model, tiny_tokenizer
-
-
-class OracleDrafter:
-    """Random trees in which the target's own continuation is hidden, up to a random depth: many drafts are accepted."""
-
-    aux_layers: tuple[int, ...] = ()
-
-    def __init__(self, truth: list[int], seed: int, vocab: int):
-        self.truth, self.vocab = truth, vocab
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def reset(self, rows: Sequence[Row], *, capacity: int) -> None:
-        self.seen = 0
-
-    def keep_rows(self, kept: Sequence[int]) -> None:
-        raise AssertionError("one row only")
-
-    def observe(self, states_BKX: torch.Tensor, next_tokens_BK: torch.Tensor, counts_B: torch.Tensor) -> None:
-        assert states_BKX.shape[:2] == next_tokens_BK.shape
-        self.seen += int(counts_B[0])
-        self.root = next_tokens_BK[:, -1]
-
-    def propose(self) -> DraftTree:
-        nodes = int(torch.randint(1, 90, (1,), generator=self.generator))
-        parents_1N = random_parents(1, nodes, int(torch.randint(0, 10_000, (1,), generator=self.generator)))
-        tree = DraftTree.from_parents(torch.zeros(1, nodes, dtype=torch.int64), parents_1N)
-        order = tree.depths_BN[0].sort(stable=True).indices  # by depth, as drafters make them
-        place = order.argsort()
-        parents = torch.tensor([[-1] + [int(place[parents_1N[0, i]]) for i in order[1:].tolist()]])
-        tokens = torch.randint(3, self.vocab, (1, nodes), generator=self.generator)
-        tokens[0, 0] = self.root
-        node = 0
-        for token in self.truth[self.seen :]:  # hide the truth along one random path
-            children = (parents[0] == node).nonzero().flatten().tolist()
-            if not children:
-                break
-            node = children[int(torch.randint(0, len(children), (1,), generator=self.generator))]
-            tokens[0, node] = token
-        return DraftTree.from_parents(tokens, parents)
+from tests.oracles import BatchOracle, Chain
+from tests.tiny import tiny_model, tiny_tokenizer
 
 
 def oracle(target: Target, ids: torch.Tensor, new: int, seed: int) -> SpeculativeDecoder:
     plain = SpeculativeDecoder(target).generate(ids, max_new_tokens=new, eos_token_id=[]).sequences[0].tolist()
-    # seen counts pairs; after the prompt it is len(prompt), and the root is plain[len(prompt)].
-    return SpeculativeDecoder(target, OracleDrafter(plain[1:], seed, target.vocab_size))
+    return SpeculativeDecoder(target, BatchOracle([plain], seed=seed, vocab=target.vocab_size, nodes=90))
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +34,6 @@ def head(target: Target) -> EagleHead:
 
 def prompt(length: int = 17, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, 300, (1, length), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_decodes_as_hugging_face_generate(family: str) -> None:
-    """The README's table of families is this test's list."""
-    model = tiny_model(family)
-    target, ids = Target(model), prompt(23)
-    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, eos_token_id=[])
-    decoder = oracle(target, ids, 60, seed=3)
-    out = decoder.generate(ids, max_new_tokens=60, eos_token_id=[])
-    assert torch.equal(decoder.plain().generate(ids, max_new_tokens=60, eos_token_id=[]).sequences, expected)
-    assert torch.equal(out.sequences, expected)
-    assert out.stats is not None
-    assert out.stats[0].tau > 1.5  # drafts were accepted: the equality above is about trees, not about single steps
 
 
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 40), new=st.integers(1, 50))
@@ -117,12 +60,7 @@ def test_the_target_drafting_the_truth_accepts_all_of_it(target: Target) -> None
     ids = prompt()
     truth = SpeculativeDecoder(target).generate(ids, max_new_tokens=21, eos_token_id=[]).sequences[0].tolist()
 
-    class Chain(OracleDrafter):
-        def propose(self) -> DraftTree:
-            tokens = [int(self.root), *self.truth[self.seen : self.seen + 4]]
-            return DraftTree.from_parents(torch.tensor([tokens]), torch.arange(-1, len(tokens) - 1)[None])
-
-    out = SpeculativeDecoder(target, Chain(truth[1:], 0, 384)).generate(ids, max_new_tokens=21, eos_token_id=[])
+    out = SpeculativeDecoder(target, Chain([truth], nodes=5)).generate(ids, max_new_tokens=21, eos_token_id=[])
     assert out.stats is not None
     stats = out.stats[0]
     assert stats.accepted == [4, 4, 4, 4]  # 1 token from the prefill, then 4 x 5

@@ -23,7 +23,7 @@ from tests.decoding import decode_config
 from tests.exact import same
 from tests.head_drafters import eagle2_drafter
 from tests.oracles import BatchOracle, answers, padded, prompt, with_oracle
-from tests.tiny import FAMILIES, tiny_model
+from tests.tiny import tiny_model
 
 AUX = (2, 4, 5)
 
@@ -49,31 +49,6 @@ def hidden_states(target: Target, ids_BT: torch.Tensor, layers: Sequence[int] = 
     with torch.inference_mode():
         states = target.model(ids_BT, output_hidden_states=True, use_cache=False).hidden_states
     return torch.cat([states[c] for c in layers], dim=-1)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ["eager", "compiled"])
-def test_aux_states_of_every_forward_are_hugging_faces(
-    family: str, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eagle.target.target.PREFILL_CHUNK", 5)
-    target = Target(tiny_model(family), probe=False)
-    target.use_engine(engine)
-    ids, layers = torch.cat([prompt(16, seed) for seed in (0, 1)]), (0, 2)
-    expected = hidden_states(target, ids, layers)
-    cache = target.new_cache(rows=2, capacity=32)
-    states = target.prefill(ids[:, :13], torch.tensor([13, 11]), cache, layers)
-    assert states.aux_BNA is not None
-    assert same(states.aux_BNA[0], expected[0, :13])
-    assert same(states.aux_BNA[1, :11], expected[1, :11])
-    # A tree: tokens 13, 14 of row 0 (11, 12 of row 1) as one path, a decoy beside the second.
-    tokens = torch.stack([torch.stack([row[n], torch.tensor(7), row[n + 1]]) for row, n in zip(ids, (13, 11))])
-    depths, ancestors = torch.tensor([[0, 1, 1]] * 2), torch.tensor([[[0b1], [0b11], [0b101]]] * 2)
-    tree = target.tree_forward(tokens, depths, ancestors, cache, layers)
-    assert tree.aux_BNA is not None
-    assert same(tree.aux_BNA[0, [0, 2]], expected[0, 13:15])
-    assert same(tree.aux_BNA[1, [0, 2]], expected[1, 11:13])
-    assert target.tree_forward(tokens, depths, ancestors, cache).aux_BNA is None
 
 
 def test_hooks_live_for_one_forward(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

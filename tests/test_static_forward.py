@@ -30,9 +30,8 @@ from eagle.target.fixed_forward import FixedStep, StaticForward
 from eagle.target.target import Target
 from tests.decoding import decode_config
 from tests.exact import LOG_Q, in_float64, same
-from tests.kernels.test_tree_attention import random_parents
 from tests.oracles import with_oracle
-from tests.tiny import FAMILIES, tiny_model
+from tests.tiny import tiny_model
 
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "seed": 5}
@@ -75,24 +74,6 @@ def test_accepted_blocks_of_ragged_trees_give_the_eager_engines_text(family: str
     assert torch.equal(plain.sequences, expected)
     assert torch.equal(drafted.sequences, expected)
     assert max(taus(drafted)) > 1.5
-
-
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"mixtral", "qwen3_moe"}))
-def test_a_padded_trees_features_are_the_eager_engines(family: str) -> None:
-    """5 nodes in a step of 8, in rows of different lengths: what the 3 others write and see touches nothing."""
-    ids, _ = ragged()
-    lengths_B = torch.tensor([21, 9, 14])
-    tree = DraftTree.from_parents(ids[:, :5], random_parents(3, 5, 3))
-    found = []
-    for target in (Target(tiny_model(family)), static(family)):
-        cache = target.new_cache(rows=3, capacity=64)
-        target.prefill(ids, lengths_B, cache)
-        first = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache, aux_layers=(1,))
-        cache.commit(torch.tensor([[0, 1], [0, 3], [0, 4]]), torch.tensor([2, 2, 1]))
-        second = target.tree_forward(tree.tokens_BN, tree.depths_BN, tree.ancestors_BNW, cache)
-        assert first.aux_BNA is not None
-        found.append((first.features_BNH, first.aux_BNA, second.features_BNH))
-    assert all(map(same, found[1], found[0]))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
