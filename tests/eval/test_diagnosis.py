@@ -89,7 +89,7 @@ def test_the_words_hold_the_figure_that_says_so_and_a_large_batch_is_told_from_a
 
 def test_what_to_change_is_something_that_the_drafter_has() -> None:
     few_accepted, slow_draft = dataclasses.replace(GOOD, tau=1.02), dataclasses.replace(GOOD, draft_ms=90.0)
-    for drafter, by_name in (("ngram", "longer matches"), ("model", "draft model")):
+    for drafter, by_name in (("ngram", "decode.drafter."), ("model", "draft model")):
         for cycle in (few_accepted, slow_draft):
             found = diagnose(cycle, drafter=drafter)
             assert by_name in found.change

@@ -329,7 +329,7 @@ def test_rendering_anew_gives_the_same_page_without_measuring(result: dict[str, 
         ("{", "is not JSON"),
         ('{"format": 1}', "has format 1, this version of eagle reads format"),
         ('{"format": 3}', "has format 3, this version of eagle reads format"),
-        ('{"format": 4}', "is damaged or was changed: results.created is missing"),
+        ('{"format": 5}', "is damaged or was changed: results.created is missing"),
     ],
 )
 def test_results_that_cannot_be_read_are_explained(

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.errors import EagleError
-from eagle.eval.checks.chi_square import main
 from eagle.eval.results import ratio_text
 from eagle.eval.statistics import (
     ChiSquare,
@@ -50,15 +48,6 @@ def test_too_few_counts_say_nothing_and_have_no_degree_of_freedom() -> None:
     assert chi_square([50, 30, 20], [0.4, 0.35, 0.25]).degrees == 2
     assert chi_square([50, 30, 3, 2], [0.6, 0.35, 0.03, 0.02]).degrees == 1, "rare cells are one, with the next"
     assert chi_square([5, 0, 1], [0.5, 0.5, 0.0]).degrees > 0, "the impossible is no lack of rows"
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--rows", "0"), ("--batch", "0"), ("--temperature", "0"), ("--top-k", "0"), ("--top-k", "50"), ("--prompt", " ")],
-)
-def test_what_the_command_cannot_measure_is_told_before_anything_is_loaded(option: str, value: str) -> None:
-    with pytest.raises(EagleError, match=rf"{option} is"):
-        main(["--target", "/nowhere", "--head", "/nowhere", option, value])
 
 
 def _prompts_of_alike_turns(generator: np.random.Generator) -> tuple[list[float], list[int]]:

@@ -68,7 +68,7 @@ def test_a_head_s_own_tree_steps_go_through_the_kernel() -> None:
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
 def test_the_stats_say_what_ran_the_kernels(kernels: Backend, drafter: Any) -> None:
     target = Target(tiny_model(num_hidden_layers=2))
-    decode = decode_config(drafter=drafter, kernels=kernels, depth=2)
+    decode = decode_config(drafter=drafter, kernels=kernels)
     decoder = SpeculativeDecoder.from_pretrained(target, decode=decode)
     ids = torch.tensor([[5, 6, 7, 5, 6], [8, 9, 8, 9, 8]])
     out = decoder.generate(ids, max_new_tokens=3, eos_token_id=[])

@@ -120,7 +120,7 @@ def meta_head(target: Target, monkeypatch: pytest.MonkeyPatch) -> EagleHead:
         dict(drafter="eagle2", budget=5, top_k=2, depth=3),
         dict(drafter="eagle2", budget=5, top_k=2, depth=3, rule="rejection"),
         dict(drafter="eagle2", budget=5, top_k=2, depth=3, rule="rejection", children="top"),
-        dict(drafter="chain", depth=3, budget=4),
+        dict(drafter="chain", depth=3),
         dict(drafter="static"),
         dict(drafter="model", budget=5, top_k=2, depth=3),
         dict(drafter="eagle2", budget=5, top_k=2, depth=3, engine="cudagraph"),
