@@ -6,7 +6,10 @@ to change nothing, or refused. Formulas are llama.cpp's, whose format this is.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,17 @@ _TOKENIZER = "tokenizer.ggml."
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Those whose every weight and number was compared with the model that a file was made from (tests/test_gguf_file.py).
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma2", "gemma3", "gpt2", "starcoder2")
+
+
+@contextmanager
+def _one_map_of_names() -> Iterator[None]:
+    """transformers has gguf's map of tensor names built anew for every module (1,000 times for 62 layers): once will do."""
+    build = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = cache(build)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +125,10 @@ class GgufFile:
         """The model in float32. Raises EagleError when a key or a tensor of the file would be left out."""
         source = {"gguf_file": self.path.name}
         config = self._config(AutoConfig.from_pretrained(self.path.parent, **source))
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            self.path.parent, **source, config=config, dtype=torch.float32, output_loading_info=True
-        )
+        with _one_map_of_names():
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                self.path.parent, **source, config=config, dtype=torch.float32, output_loading_info=True
+            )
         self._check_tensors(loaded, sorted(report["missing_keys"]))
         # A dequantised model refuses to be saved; its weights in a model built from the plain config do not.
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
