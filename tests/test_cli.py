@@ -1,5 +1,6 @@
 """The `eagle` command through its front door: the whole path, help, overrides, and users' mistakes."""
 
+import io
 import json
 import os
 import re
@@ -32,10 +33,12 @@ def eagle(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProces
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def in_process(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+def in_process(capsys: pytest.CaptureFixture[str], *arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
     """The same without a new interpreter: (exit code, stdout, stderr)."""
     capsys.readouterr()
-    code = cli.main([str(argument) for argument in arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = cli.main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -69,12 +72,12 @@ def test_third_party_noise_does_not_reach_the_user(finished: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_run_does_nothing_and_says_so(finished: Path) -> None:
+def test_a_second_run_does_nothing_and_says_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {path: path.stat().st_mtime_ns for path in finished.glob("run/**/*") if path.is_file()}
-    again = eagle("run", finished / "recipe.yaml")
-    assert again.returncode == 0, again.stderr
-    assert again.stderr.count("complete") == 4
-    assert "EAGLE-2 tree" in again.stdout, "the table is shown again"
+    code, out, err = in_process(capsys, "run", finished / "recipe.yaml")
+    assert code == 0, err
+    assert err.count("complete") == 4
+    assert "EAGLE-2 tree" in out, "the table is shown again"
     changed = {path.name for path, time in files.items() if path.stat().st_mtime_ns != time}
     assert changed == set()
 
@@ -84,11 +87,11 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("generate", "--recipe", finished / "recipe.yaml", "--max-new-tokens", "16")
-    shell = eagle(*common, "--stats", stdin="hello to the cat")
-    assert shell.returncode == 0, shell.stderr
-    assert "tau" in shell.stderr
-    assert "tokens/s" in shell.stderr
-    assert shell.stdout.strip()
+    code, text, err = in_process(capsys, *common, "--stats", stdin="hello to the cat")
+    assert code == 0, err
+    assert "tau" in err
+    assert "tokens/s" in err
+    assert text.strip()
 
     def said(*arguments: str | Path) -> str:
         code, out, err = in_process(capsys, *arguments)
@@ -97,8 +100,8 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
         return out
 
     (finished / "prompt.txt").write_text("hello to the cat\n")
-    assert said(*common, "hello to the cat") == shell.stdout
-    assert said(*common, "--plain", "--stats", "--file", finished / "prompt.txt") == shell.stdout
+    assert said(*common, "hello to the cat") == text
+    assert said(*common, "--plain", "--stats", "--file", finished / "prompt.txt") == text
     parts = (
         "--target",
         finished / "target",
@@ -109,22 +112,19 @@ def test_generate_says_the_same_with_and_without_drafting_from_argument_file_and
         "--decode.drafter.top_k",
         "2",
     )
-    assert (
-        said("generate", *parts, "--decode.drafter.depth", "2", "--max-new-tokens", "16", "hello to the cat")
-        == shell.stdout
-    )
+    assert said("generate", *parts, "--decode.drafter.depth", "2", "--max-new-tokens", "16", "hello to the cat") == text
     for drafter in ("chain", "static"):  # of the recipe's tree each takes what it reads
-        assert said(*common, "--decode.drafter", drafter, "hello to the cat") == shell.stdout
-    assert said(*common, "--raw", "hello to the cat") != shell.stdout
-    assert said(*common, "--decode.engine", "compiled", "hello to the cat") == shell.stdout
+        assert said(*common, "--decode.drafter", drafter, "hello to the cat") == text
+    assert said(*common, "--raw", "hello to the cat") != text
+    assert said(*common, "--decode.engine", "compiled", "hello to the cat") == text
     code, _, err = in_process(capsys, *common, "--decode.engine", "cudagraph", "hello to the cat")
     assert (code, "cudagraph" in err) == (2, True), "the engine is not passed over"
     sampled = (*common, "--temperature", "1.5", "--top-k", "100", "--top-p", "0.95", "--min-p", "0.001", "hello")
     first, other = said(*sampled, "--seed", "1"), said(*sampled, "--seed", "2")
     assert said(*sampled, "--seed", "1") == said(*sampled, "--seed", "1", "--plain") == first != other
-    one, again = (eagle(*sampled, "--stats") for _ in range(2))
-    assert one.stdout != again.stdout, "without a seed: a new text each time"
-    assert said(*sampled, "--seed", *re.findall(r"seed (\d+)", one.stderr)) == one.stdout
+    (_, one, err), (_, again, _) = (in_process(capsys, *sampled, "--stats") for _ in range(2))
+    assert one != again, "without a seed: a new text each time"
+    assert said(*sampled, "--seed", *re.findall(r"seed (\d+)", err)) == one
     (stop,) = re.findall(r"[a-zA-Z]{2}", first)[:1]
     stopped = said(*sampled, "--seed", "1", "--stop", "nowhere", "--stop", stop).rstrip("\n")
     assert first.startswith(stopped)
