@@ -125,9 +125,11 @@ def _deterministic() -> Iterator[None]:
 
 MUTANTS: dict[str, Mutant] = {
     "q not renormalised": Mutant(broken=_unrenormalised, decode=LOSSLESS["rejection, sampled tree"]),
-    "drafts' noise in the residual": Mutant(broken=_shared_noise, decode=LOSSLESS["rejection, sampled tree"], rows=4),
+    "drafts' noise in the residual": Mutant(broken=_shared_noise, decode=LOSSLESS["rejection, sampled tree"], rows=6),
     "children pruned after the draw": Mutant(broken=_pruned, decode=LOSSLESS["rejection, sampled tree"]),
-    "bonus token without temperature": Mutant(broken=_untempered_bonus, decode=LOSSLESS["rejection, sampled tree"]),
+    "bonus token without temperature": Mutant(
+        broken=_untempered_bonus, decode=LOSSLESS["rejection, sampled tree"], rows=4
+    ),
     "target without temperature": Mutant(broken=_untempered, decode=LOSSLESS["rejection, sampled tree"]),
     "top-k children as if drawn": Mutant(broken=_deterministic, decode=LOSSLESS["rejection, sampled tree"]),
     "one noise tensor for all steps": Mutant(broken=_one_noise, decode=LOSSLESS["coupled"]),

@@ -30,14 +30,14 @@ def head(target: Target) -> EagleHead:
 
 @pytest.mark.slow
 def test_lossless_rules_draw_from_the_targets_distribution(target: Target, head: EagleHead) -> None:
-    lines = verdict(measure(target, head, IDS, SAMPLING, rows=1500, batch=500, variants=list(LOSSLESS)))
+    lines = verdict(measure(target, head, IDS, SAMPLING, rows=800, batch=400, variants=list(LOSSLESS)))
     assert not [(name, line) for name, line in lines.items() if line["told apart"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_broken_verification_is_told_apart(target: Target, head: EagleHead, name: str) -> None:
-    lines = verdict(measure(target, head, IDS, SAMPLING, rows=1500, batch=500, variants=[name]))
+    lines = verdict(measure(target, head, IDS, SAMPLING, rows=400, batch=400, variants=[name]))
     assert lines[name]["told apart"]
 
 
