@@ -148,7 +148,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(calls())
 def test_drafting_never_changes_the_text_nor_do_batch_mates(targets: dict[str, Target], call: dict[str, Any]) -> None:
     target, arguments = targets[call["family"]], call["arguments"]

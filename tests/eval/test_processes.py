@@ -1,9 +1,7 @@
 """Several processes answer what one does, and any of them may be killed and started again, in another number."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from eagle.formats.checkpoint import save_head
 from eagle.target.target import Target
 from tests.eval.test_answers import IDENTITY, request
 from tests.eval.test_harness import random_head
+from tests.programs import run_program
 from tests.recipes import write_recipe
 
 
@@ -91,11 +90,8 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def launch(recipe: Recipe, processes: int, *overrides: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    path = str(Path(recipe.output_dir).parent / "recipe.yaml")
-    command = [sys.executable, *launcher, "-m", "eagle.eval", "--config", path, *overrides]
-    return subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+    path = Path(recipe.output_dir).parent / "recipe.yaml"
+    return run_program("eagle.eval.__main__", ["--config", path, *overrides], processes=processes)
 
 
 def tokens(result: dict[str, Any], folder: Path) -> dict[tuple[str, int], list[int]]:

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from eagle.data.store import FeatureStore
 from eagle.errors import EagleError
 from eagle.formats.checkpoint import load_head
 from eagle.train.loop import train
+from tests.programs import run_program
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_loop import metrics_of
 
@@ -98,10 +96,7 @@ def test_two_processes_train_the_head_of_one(recipe: Recipe, tmp_path: Path) -> 
     (tmp_path / "two" / "features").symlink_to(recipe.store_dir)
     path = tmp_path / "two.yaml"
     path.write_text(json.dumps(as_dict(two)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path)]
-    finished = subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
+    finished = run_program("eagle.train.__main__", ["--config", path], processes=2)
     assert finished.returncode == 0, finished.stderr
     for key, value in load_head(two.head_dir).state_dict().items():
         torch.testing.assert_close(value, whole[key], rtol=1e-3, atol=1e-5, msg=key)

@@ -1,10 +1,8 @@
 """The program: its exit codes, and several processes doing what one does."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from eagle.launch import check_world
 from eagle.train.__main__ import main
 from eagle.train.loop import train
 from eagle.train.run import check_settings, check_strategy
+from tests.programs import run_program
 from tests.train.stores import tiny_recipe, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
 
@@ -31,10 +30,7 @@ def _recipe_file(recipe: Recipe, directory: Path) -> Path:
 
 
 def _launch(processes: int, path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path), *overrides]
-    return subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
+    return run_program("eagle.train.__main__", ["--config", path, *overrides], processes=processes)
 
 
 def test_the_program_trains_with_overrides(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle.config import HeadConfig, Recipe, as_dict
+from eagle.config import HeadConfig, Recipe, as_dict, read_recipe
 from eagle.errors import EagleError
 from eagle.target.target import weights_hash
 from eagle.train import checkpoints, loop
 from eagle.train.loop import train
+from tests.programs import run_program
 from tests.tiny import tiny_model
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of, weights_of
@@ -98,24 +97,20 @@ def test_two_interruptions_and_another_cut_of_the_same_global_batch(uninterrupte
         torch.testing.assert_close(weight, weights_of(uninterrupted)[name], rtol=1e-4, atol=1e-6)
 
 
-KILLED = """
-import os, signal, sys
-from eagle.config import read_recipe
-from eagle.train import checkpoints
-from eagle.train.loop import train
+def killed(arguments: list[str]) -> int:
+    """A program that trains the recipe and dies by kill -9 in the middle of a write."""
 
-def kill(*arguments, **keywords):
-    os.kill(os.getpid(), signal.SIGKILL)
+    def kill(*arguments: Any, **keywords: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-where = sys.argv[2]
-if where == "second checkpoint, before its rename":
-    real, calls = checkpoints._sync_files, []
-    checkpoints._sync_files = lambda path: kill() if calls else calls.append(real(path))
-elif where == "final head":
-    from eagle.train import loop
-    loop.save_head = kill
-train(read_recipe(sys.argv[1]))
-"""
+    path, where = arguments
+    if where == "second checkpoint, before its rename":
+        sync, calls = checkpoints._sync_files, list[None]()
+        checkpoints._sync_files = lambda path: kill() if calls else calls.append(sync(path))
+    else:
+        loop.save_head = kill
+    loop.train(read_recipe(path))
+    return 0
 
 
 @pytest.mark.slow
@@ -124,14 +119,12 @@ def test_kill_9_while_saving_loses_nothing(where: str, uninterrupted: Recipe, tm
     write_tiny_store(tmp_path, documents=11)
     recipe = tiny_recipe(tmp_path, **SETTINGS)
     (tmp_path / "recipe.yaml").write_text(json.dumps(as_dict(recipe)))
-    # Sums depend on the number of threads in their last bit: as many as this process has.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), where]
-    assert subprocess.run(command, env=environment, timeout=300).returncode == -signal.SIGKILL
+    killing = run_program(f"{__name__}:killed", [tmp_path / "recipe.yaml", where])
+    assert killing.returncode == -signal.SIGKILL, killing.stderr
     newest = checkpoints.newest(recipe.train_dir)
     assert newest is not None
     assert newest.name == ("checkpoint-00000003" if where.startswith("second") else "checkpoint-00000006")
-    subprocess.run([*command[:-1], "nowhere"], env=environment, timeout=300, check=True)
+    train(recipe)
     assert not list(recipe.train_dir.glob(".*"))
     _same_run(recipe, uninterrupted)
 

@@ -18,11 +18,13 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from eagle.config import Recipe, TrainConfig
 from eagle.train import checkpoints, run
 from eagle.train.loop import train
+from tests.programs import run_program
 from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_launch import _recipe_file
 from tests.train.test_step import metrics_of, weights_of
@@ -52,18 +54,22 @@ def test_every_strategy_is_shipped() -> None:
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == {"ddp", "fsdp", "multi_node", "zero2", "zero3"}
 
 
-def launch(strategy: str, recipe: Recipe, *overrides: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+def launch(strategy: str, recipe: Recipe, *, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """Trains `recipe` under a shipped configuration, on CPU processes."""
     path = _recipe_file(recipe, Path(recipe.output_dir).parent)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{strategy}.yaml")]
-    if strategy == "ddp":
-        environment["ACCELERATE_USE_CPU"] = "true"
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    else:
-        launcher += ["--num_processes", str(processes)]
-    command = [sys.executable, *launcher, "-m", "eagle.train", "--config", str(path), *overrides]
-    return subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
+    environment = {} if strategy == "ddp" else _set_by_accelerate(strategy, processes)
+    return run_program("eagle.train.__main__", ["--config", path], processes=processes, environment=environment)
+
+
+def _set_by_accelerate(strategy: str, processes: int) -> dict[str, str]:
+    """The variables that `accelerate launch` gives its processes under a shipped configuration (see its launch_command)."""
+    arguments = launch_command_parser().parse_args(
+        ["--config_file", str(CONFIGS / f"{strategy}.yaml"), "--num_processes", str(processes), "-m", "eagle.train"]
+    )
+    arguments, defaults, _ = _validate_launch_command(arguments)
+    arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+    found = prepare_deepspeed_cmd_env(arguments)[1] if arguments.use_deepspeed else prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in found.items() if os.environ.get(name) != value}
 
 
 @pytest.fixture(scope="module")
@@ -127,23 +133,21 @@ def _optimizer_is_whole(checkpoint: Path, plain: Recipe) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_the_next_launch_resumes(plain: Recipe, tmp_path: Path) -> None:
+    """Through `accelerate launch` itself."""
     write_tiny_store(tmp_path, documents=11)
     recipe = tiny_recipe(tmp_path, **KEYS)
     path = _recipe_file(recipe, tmp_path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", CONFIGS / "fsdp.yaml", "--num_processes", "2"]
     program = tmp_path / "killed.py"
     program.write_text(KILLED)
-    died = subprocess.run(
-        [*launcher, str(program), str(path)], env=environment, timeout=300, capture_output=True, text=True
-    )
+    died = subprocess.run([sys.executable, *launcher, program, path], timeout=300, capture_output=True, text=True)
     assert died.returncode != 0
     assert "Signal 9 (SIGKILL)" in died.stderr
     assert not recipe.head_dir.exists()
     newest = checkpoints.newest(recipe.train_dir)
     assert newest is not None
     assert newest.name == "checkpoint-00000003"
-    finished = launch("ddp", recipe)
+    finished = launch("fsdp", recipe)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "resuming at step 3 of 6" in finished.stderr
     _same(recipe, plain, steps=range(1, 7))
