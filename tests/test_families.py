@@ -32,7 +32,7 @@ class Family:
     model: PreTrainedModel
     target: Callable[[str], Target]
     expected: torch.Tensor
-    """int64 [1, 83]: what Hugging Face's generate says to `PROMPT`."""
+    """int64 [1, 59]: what Hugging Face's generate says to `PROMPT`."""
 
 
 PROMPT = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def family(request: pytest.FixtureRequest) -> Family:
         made.use_engine(engine, capture="none")  # type: ignore[arg-type]
         return made
 
-    expected = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=60, eos_token_id=[])
+    expected = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=36, eos_token_id=[])
     return Family(name=request.param, model=model, target=target, expected=expected)
 
 
@@ -56,7 +56,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 def test_plain_decoding_and_trees_say_what_hugging_face_says(family: Family, engine: str) -> None:
     if engine == "cudagraph" and family.name in ("mixtral", "qwen3_moe"):
         pytest.skip("experts are chosen by reading what the router says: no fixed shapes")
-    plain, drafted = with_oracle(family.target(engine), PROMPT, max_new_tokens=60, eos_token_id=[])
+    plain, drafted = with_oracle(family.target(engine), PROMPT, max_new_tokens=36, eos_token_id=[])
     assert torch.equal(plain.sequences, family.expected)
     assert torch.equal(drafted.sequences, family.expected)
     assert drafted.stats is not None
@@ -75,7 +75,7 @@ def test_a_head_of_the_targets_shape_does_not_change_the_text(family: Family, en
     assert head(torch.randn(1, 3, 32), torch.randn(1, 3, 32)).shape == (1, 3, 32)
     sizes = dict(budget=20, top_k=4, depth=4)
     decoder = SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(engine=engine, **sizes))
-    out = decoder.generate(PROMPT, max_new_tokens=60, eos_token_id=[])
+    out = decoder.generate(PROMPT, max_new_tokens=36, eos_token_id=[])
     assert torch.equal(out.sequences, family.expected)
     assert not any(isinstance(module, PackedLinear) for module in family.model.modules()), "the model stays as it is"
 
