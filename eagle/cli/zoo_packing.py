@@ -6,6 +6,7 @@ evaluation of this head), tuned.json (its trees on the machines it was tuned on)
 reads. Local paths are cut to their last part: nobody else has the folders before it.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +20,8 @@ from eagle.draft.tuning import FILE as TUNED
 from eagle.draft.tuning import TreeSettings, TunedTrees, read_tuned
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
-from eagle.eval.card_results import results_section
-from eagle.eval.results import RESULTS, load_results, trees_of
+from eagle.eval.report.summary import card_section, trees_of
+from eagle.eval.results import RESULTS, Results, parse, read_values
 from eagle.files import atomic_dir, clear_leftovers, sha256_file, write_json
 from eagle.formats.card import Card, model_card, public, section
 from eagle.formats.checkpoint import head_hash, load_head, save_head
@@ -81,8 +82,6 @@ def pack(
         log = run / "train" / "metrics.jsonl"
         if log.is_file():
             (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
-        if measured:
-            write_json(folder / "results.json", measured)
         if (source / TUNED).is_file():
             write_json(folder / TUNED, public(_object(source / TUNED)))
         (folder / "README.md").write_text(
@@ -145,57 +144,61 @@ def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
     return found or None
 
 
-def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
-    """results.json of the head that is packed, made public; {}: none."""
+def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> Results | None:
+    """Puts results.json of the head that is packed, made public, and its summary.md beside it; None: there is none."""
     folder = run / "eval" if asked is None else Path(asked)
     if not (folder / RESULTS).is_file():
         if asked is not None:
             raise EagleError(f"{folder} holds no {RESULTS}; run eagle eval, or leave the results out")
-        return {}
-    found = load_results(folder)
-    of = found.get("head", {}).get("sha256")
-    if of not in (head_hash(source), head_hash(packed)):
+        return None
+    values = public(read_values(folder))
+    head = parse(Results, values).head
+    hashes = {head_hash(source): "before they were rounded to bfloat16", head_hash(packed): "these"}
+    if head.sha256 not in hashes:
         if asked is None:
-            return {}
-        raise EagleError(f"{folder / RESULTS} is of another head ({found.get('head', {}).get('path')})")
-    measured: dict[str, Any] = public(found)
-    measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
+            return None
+        raise EagleError(f"{folder / RESULTS} is of another head ({head.path})")
+    values["head"]["weights"] = hashes[head.sha256]
+    write_json(packed / RESULTS, values)
     summary = folder / "summary.md"
     if summary.is_file():
         (packed / "summary.md").write_text(public(summary.read_text(encoding="utf-8")), encoding="utf-8")
-    return measured
+    return parse(Results, values)
 
 
-def _taus(results: Mapping[str, Any]) -> dict[str, float]:
+def _taus(results: Results | None) -> dict[str, float]:
     """By setting: tau of eagle2's trees, else of the first drafting method."""
     taus = {}
-    for setting, body in results.get("settings", {}).items():
-        rows = {name: method["overall"]["tau"] for name, method in body["methods"].items()}
-        drafted = {name: tau for name, tau in rows.items() if tau is not None and name != "plain"}
+    for setting, body in results.settings.items() if results is not None else ():
+        rows = {name: tau for name, method in body.methods.items() if (tau := method.overall.tau) is not None}
+        drafted = {name: tau for name, tau in rows.items() if name != "plain"}
         if drafted:
             taus[setting] = round(drafted.get("eagle2", next(iter(drafted.values()))), 4)
     return taus
 
 
-def _in_short(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What `eagle zoo` tells of an evaluation: of the trees asked for and of the tuned ones, by setting."""
-    if not results:
+def _in_short(results: Results | None) -> dict[str, Any]:
+    """What `eagle zoo` tells of an evaluation (`Measured`): of the trees asked for and of the tuned ones, by setting."""
+    if results is None:
         return {}
-    hardware = results["hardware"]
+    hardware = results.hardware
     methods: dict[str, dict[str, Any]] = {}
-    for setting, body in results["settings"].items():
+    for setting, body in results.settings.items():
         for name in ("eagle2", "tuned"):
-            if name in body["methods"]:
-                overall = body["methods"][name]["overall"]
+            method = body.methods.get(name)
+            if method is not None:
+                ratio = method.overall.speedup_plain
                 methods.setdefault(name, {})[setting] = {
-                    "trees": trees_of(body["methods"][name]),
-                    "tau": overall["tau"],
-                    "tau_raw": overall["tau_raw"],
-                    "over_plain": overall["speedup_plain"],
+                    "trees": trees_of(method),
+                    "tau": method.overall.tau,
+                    "tau_raw": method.overall.tau_raw,
+                    "over_plain": None if ratio is None else dataclasses.asdict(ratio),
                 }
     return {
-        **{key: results[key] for key in ("commit", "created", "prompts")},
-        "hardware": f"{hardware['cpu']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}",
+        "commit": results.commit,
+        "created": results.created,
+        "prompts": results.prompts,
+        "hardware": f"{hardware.cpu}, {hardware.cores} cores, {hardware.gpu or 'no GPU'}",
         "methods": methods,
     }
 
@@ -206,7 +209,7 @@ def _readme(
     identity: Mapping[str, Any],
     training: Mapping[str, Any],
     sources: list[str] | None,
-    results: Mapping[str, Any],
+    results: Results | None,
     licence: str,
     base_model: str | None,
     folder: Path,
@@ -225,7 +228,7 @@ def _readme(
             target_revision=None,
             training=training,
             sources=sources,
-            results=results_section(results) if results else None,
+            results=card_section(results) if results is not None else None,
             license=licence,
             verified=["loaded again after packing: the same weights, bit for bit"],
             notes=[],

@@ -2,7 +2,7 @@
 
     python -m eagle.eval.report.page FOLDER      # the same as eagle report FOLDER
 
-A section is there when its data is. Texts are escaped by the template; drawings come from our own SVG (eagle/plots/svg_plot.py).
+A section is there when its data is. Texts are escaped by the template; drawings come from our own SVG (eagle/plots/svg.py).
 """
 
 import argparse
@@ -15,70 +15,95 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from rich.console import Console
 
-from eagle.eval.report.compare import comparison, differences
-from eagle.eval.report.facts import exact_rows, facts, tiles
-from eagle.eval.report.ledger_part import ledgers
-from eagle.eval.report.more_plots import batch_plots, training_plot
-from eagle.eval.report.parts import Plot
-from eagle.eval.report.plots import setting_plots
-from eagle.eval.report.tables import category_table, divergence_table, method_table, record_table
-from eagle.eval.report.tree_part import answer_markup, origin_counts, tree_picture
-from eagle.eval.report.tune_part import calibration, tune_table
-from eagle.eval.report.verdict import verdict
-from eagle.eval.results import RESULTS, footnotes, headline, label_of, load_results, notes, rich_table, write_summary
-from eagle.files import atomic_path, write_json
-from eagle.plots.svg_plot import STYLE, variables
+from eagle.eval.report.cost_plots import batch_plot, cost_plot, curve_plot
+from eagle.eval.report.parts import label_of
+from eagle.eval.report.plots import calibration_plot, setting_plots, training_plot
+from eagle.eval.report.summary import footnotes, headline, notes, print_tables, summary_markdown, write_markdown
+from eagle.eval.report.tables import (
+    category_table,
+    comparison,
+    divergence_table,
+    ledger_tables,
+    method_table,
+    record_table,
+    tune_table,
+)
+from eagle.eval.report.tree_part import tree_picture
+from eagle.eval.report.verdict import exact_rows, facts, tiles, verdict
+from eagle.eval.results import RESULTS, Results, load_results, parse
+from eagle.files import write_json
+from eagle.plots.svg import STYLE, variables
 from eagle.progress import console
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
+_DIFFERENCES = {
+    "hardware": "tokens per second and speed-ups do not compare",
+    "target": "neither tau nor speed compares",
+    "prompts_sha256": "they answered other prompts: tau and speed-ups do not compare",
+    "eval": "eval settings differ",
+    "decode": "decode settings (drafter, tree, rule, engine) differ",
+    "head_sha256": "the heads differ",
+    "tuned_sha256": "their tuned trees differ",
+    "version": "versions of eagle differ",
+    "libraries": "versions of torch or transformers differ: speeds may",
+}
+"""Of two evaluations' identities, and what it means."""
 
 
-def write_results(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes summary.md, report.html and, when they are there, results.json into `folder`, each atomically."""
-    write_summary(folder, result)
-    write_report(folder, result)
-    write_json(folder / RESULTS, result)
+def write_results(folder: Path, values: Mapping[str, Any]) -> None:
+    """Writes summary.md, report.html and, when they are there, results.json (`values`) into `folder`, each atomically."""
+    write_report(folder, values)
+    write_json(folder / RESULTS, values)
 
 
-def write_report(folder: Path, result: Mapping[str, Any]) -> Path:
-    """Writes report.html into `folder`, atomically; returns its path."""
-    path = folder / REPORT
-    with atomic_path(path) as temporary:
-        temporary.write_text(render(result), encoding="utf-8")
-    return path
+def write_report(folder: Path, values: Mapping[str, Any]) -> Path:
+    """Writes summary.md and report.html into `folder`, each atomically; returns the page's path."""
+    return _write(folder, parse(Results, values))
+
+
+def _write(folder: Path, result: Results) -> Path:
+    write_markdown(folder / "summary.md", summary_markdown(result))
+    write_markdown(folder / REPORT, render(result))
+    return folder / REPORT
 
 
 def rerender(folder: str | Path) -> Path:
     """Makes summary.md and report.html anew from the results.json in `folder`. Raises EagleError when it cannot be read."""
-    result = load_results(Path(folder))
-    write_summary(Path(folder), result)
-    return write_report(Path(folder), result)
+    return _write(Path(folder), load_results(Path(folder)))
 
 
-def render(result: Mapping[str, Any]) -> str:
+def render(result: Results) -> str:
     """The page."""
-    settings = list(result["settings"])
+    ledger = result.ledger.settings if result.ledger is not None else []
     return _template().render(
         result=result,
         title=f"Speculative decoding of {target_name(result)}",
-        verdicts={setting: verdict(result, setting) for setting in settings},
-        tiles=tiles(result, settings[0]),
+        tiles=tiles(next(iter(result.settings.values()))),
         facts=facts(result),
-        settings=[_setting(result, setting) for setting in settings],
+        settings=[_setting(result, setting) for setting in result.settings],
         record=record_table(result),
-        batch=batch_plots(result),
-        ledgers=ledgers(result),
+        batch=[batch_plot(entry, key=f"batch-{i}") for i, entry in enumerate(result.throughput)],
+        ledgers=[
+            (
+                one,
+                ledger_tables(one),
+                list(filter(None, (cost_plot(one, key=f"cost-{i}"), curve_plot(one, key=f"curve-{i}")))),
+            )
+            for i, one in enumerate(ledger)
+        ],
         training=training_plot(result),
-        trees=[_tree(entry, number) for number, entry in enumerate(result.get("trees") or [])],
-        calibration=calibration(result),
+        pictures=[
+            [tree_picture(step, key=f"tree-{i}-{step.step}") for step in entry.steps]
+            for i, entry in enumerate(result.trees)
+        ],
+        calibration=calibration_plot(result),
         tune=tune_table(result),
         exact=exact_rows(result),
         divergences=divergence_table(result),
         footnotes=footnotes(result),
-        recipe=yaml.safe_dump(result["recipe"], sort_keys=False, allow_unicode=True),
+        recipe=yaml.safe_dump(result.recipe, sort_keys=False, allow_unicode=True),
         light=Markup(variables(dark=False)),
         dark=Markup(variables(dark=True)),
         style=Markup(STYLE + (_HERE / "report.css").read_text(encoding="utf-8")),
@@ -86,42 +111,44 @@ def render(result: Mapping[str, Any]) -> str:
     )
 
 
-def target_name(result: Mapping[str, Any]) -> str:
+def target_name(result: Results) -> str:
     """The target as readers call it: the last part of its path or hub id."""
-    name = str(result["target"].get("model") or "the target")
+    name = result.target.model or "the target"
     return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
-def _setting(result: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    body = result["settings"][setting]
-    plots: list[Plot] = setting_plots(result, setting)
+def _setting(result: Results, setting: str) -> dict[str, Any]:
+    body = result.settings[setting]
     return {
         "name": setting,
         "id": "setting-" + "".join(c if c.isalnum() else "-" for c in setting.lower()),
+        "verdict": verdict(body),
         "headline": headline(result, setting).partition(": ")[2],
-        "errors": body["errors"],
-        "methods": method_table(result, setting),
-        "categories": category_table(result, setting),
+        "errors": body.errors,
+        "methods": method_table(body, f"Methods side by side, {setting}"),
+        "categories": category_table(body, f"{label_of(body.main)} by task, {setting}"),
         "notes": [note for note in notes(body) if not note.startswith("ERROR")],
-        "plots": plots,
-    }
-
-
-def _tree(entry: Mapping[str, Any], number: int) -> dict[str, Any]:
-    return {
-        **entry,
-        "label": label_of(entry["method"]),
-        "answer": Markup(answer_markup(entry["tokens"])),
-        "counts": origin_counts(entry["tokens"]),
-        "pictures": [tree_picture(step, key=f"tree-{number}-{step['step']}") for step in entry["steps"]],
+        "plots": setting_plots(result, setting),
     }
 
 
 @functools.cache
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["drawing"] = Markup
+    environment.filters |= {"drawing": Markup, "label": label_of}
     return environment.from_string((_HERE / "report.html.jinja").read_text(encoding="utf-8"))
+
+
+def differences(named: Mapping[str, Results]) -> list[str]:
+    """What is not the same in all of them, so that figures that depend on it do not compare."""
+    first, *others = named
+    found = []
+    for key, meaning in _DIFFERENCES.items():
+        values = {name: result.identity.get(key) for name, result in named.items()}
+        other = [name for name in others if values[name] != values[first]]
+        if other:
+            found.append(f"{', '.join(other)} and {first} differ in {key}: {meaning}")
+    return found
 
 
 def _letters(index: int) -> str:
@@ -138,13 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in folders:
         console.print(f"wrote {rerender(folder)}", markup=False, soft_wrap=True)
     if len(folders) > 1:
-        names, results = [_letters(i) for i in range(len(folders))], [load_results(folder) for folder in folders]
-        table = comparison(names, results)
-        out = Console(highlight=False)
-        out.print(rich_table(table.caption, table.headings, table.rows))
-        lines = [f"{name}: {folder}" for name, folder in zip(names, folders, strict=True)]
-        for line in [*lines, *differences(names, results)]:
-            out.print(line, markup=False, soft_wrap=True)
+        named = {_letters(i): load_results(folder) for i, folder in enumerate(folders)}
+        lines = [f"{name}: {folder}" for name, folder in zip(named, folders, strict=True)]
+        print_tables([comparison(list(named), list(named.values()))], [*lines, *differences(named)])
     return 0
 
 
