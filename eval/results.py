@@ -267,11 +267,12 @@ Kind = TypeVar("Kind")
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A part of results.json, or all of it (`Results`). Raises pydantic's ValidationError where it is none."""
-    return _adapter(kind).validate_json(json.dumps(values), strict=True)
+    found: Kind = _adapter(kind).validate_json(json.dumps(values), strict=True)
+    return found
 
 
 @functools.cache
-def _adapter(kind: type[Kind]) -> "TypeAdapter[Kind]":
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

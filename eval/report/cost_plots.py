@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from eagle.eval.ledger.crossing import against_one
-from eagle.eval.report.parts import Plot, Table, label_of, number, pooled, ratio_text, times
+from eagle.eval.report.parts import Plot, label_of, number, pooled, ratio_text, times
 from eagle.eval.results_parts import Curve, LedgerSetting
 from eagle.eval.statistics import FEWEST
 from eagle.plots.svg import Axis, Point, Series, line_plot
@@ -19,7 +19,7 @@ def batch_plot(entry: Curve, *, key: str) -> Plot:
         for batch, ratio in known
     )
     together = tuple(Point(x=batch, y=ratio.pooled) for batch, ratio in known)
-    said = against_one([(point.batch, point.speedup and point.speedup.pooled) for point in entry.points])
+    said = against_one([(p.batch, None if p.speedup is None else p.speedup.pooled) for p in entry.points])
     where = f" The pooled speed-up {said}." if said else ""
     return Plot(
         key=key,
@@ -37,17 +37,15 @@ def batch_plot(entry: Curve, *, key: str) -> Plot:
         alt="Pooled speed-up by batch size: "
         + ", ".join(f"{batch}: {one.pooled:.2f}" for batch, one in known)
         + f".{where}",
-        table=Table(
-            caption=f"Throughput by batch size, {entry.setting}",
-            headings=("batch", "plain tokens/s", "drafted tokens/s", "tau", "median [95% interval]", "pooled", "exact"),
-            rows=tuple(
-                (
-                    *(str(point.batch), f"{point.plain_tokens_per_second:.1f}", f"{point.tokens_per_second:.1f}"),
-                    *(number(point.tau), ratio_text(point.speedup), pooled(point.speedup)),
-                    "yes" if not point.different else f"{point.different} DIFFERENT",
-                )
-                for point in entry.points
-            ),
+        caption=f"Throughput by batch size, {entry.setting}",
+        headings=("batch", "plain tokens/s", "drafted tokens/s", "tau", "median [95% interval]", "pooled", "exact"),
+        rows=tuple(
+            (
+                *(str(point.batch), f"{point.plain_tokens_per_second:.1f}", f"{point.tokens_per_second:.1f}"),
+                *(number(point.tau), ratio_text(point.speedup), pooled(point.speedup)),
+                "yes" if not point.different else f"{point.different} DIFFERENT",
+            )
+            for point in entry.points
         ),
     )
 
@@ -59,9 +57,14 @@ def curve_plot(one: LedgerSetting, *, key: str) -> Plot | None:
         return None
     predicted = [(p.batch, p.predicted) for p in points]
     measured = [(p.batch, p.measured) for p in points]
+    drawn: dict[str, list[tuple[int, float]]] = {
+        "predicted": predicted,
+        "measured (pooled)": [(batch, y) for batch, y in measured if y is not None],
+    }
     series = [
-        Series(name=name, style=style, points=tuple(Point(x=batch, y=y) for batch, y in known if y is not None))
-        for style, (name, known) in enumerate((("predicted", predicted), ("measured (pooled)", measured)))
+        Series(name=name, style=style, points=tuple(Point(x=batch, y=y) for batch, y in known))
+        for style, (name, known) in enumerate(drawn.items())
+        if known
     ]
     said = {"predicted": against_one(predicted), "measured": against_one(measured)}
     where = " ".join(f"The {name} one {words}." for name, words in said.items() if words)
@@ -71,18 +74,16 @@ def curve_plot(one: LedgerSetting, *, key: str) -> Plot | None:
         definition=f"{label_of(one.main)} over the plain loop behind the prefill, from the parts of a cycle "
         f"at each batch size, beside what throughput measured. {where}",
         drawing=_against_batch(
-            [each for each in series if each.points],
+            series,
             batches=[p.batch for p in points],
             cross=crossing.measured if crossing.measured is not None else crossing.predicted,
         ),
         alt="Predicted speed-up by batch size: "
         + ", ".join(f"{batch}: {y:.2f}" for batch, y in predicted)
         + f". {where}",
-        table=Table(
-            caption=f"Speed-up by batch size, {one.setting}",
-            headings=("batch", "predicted", "measured", "diagnosis"),
-            rows=tuple((str(p.batch), times(p.predicted), times(p.measured), p.diagnosis.name) for p in points),
-        ),
+        caption=f"Speed-up by batch size, {one.setting}",
+        headings=("batch", "predicted", "measured", "diagnosis"),
+        rows=tuple((str(p.batch), times(p.predicted), times(p.measured), p.diagnosis.name) for p in points),
     )
 
 
@@ -123,16 +124,14 @@ def cost_plot(one: LedgerSetting, *, key: str) -> Plot | None:
         ),
         alt=f"Time of a target forward by nodes, {len(one.target)} batch sizes; fit of the first: {line} milliseconds. "
         f"From {first.ms:.1f} ms at {first.n} to {last.ms:.1f} ms at {last.n} nodes.",
-        table=Table(
-            caption=f"T_target(n), {one.setting}",
-            headings=("batch", "nodes a row", "n", "median ms", "10% to 90%", "beta(n) ms"),
-            rows=tuple(
-                (
-                    *(cost.rows, str(p.nodes), str(p.n), number(p.ms, 1)),
-                    *(f"{p.low:.1f} to {p.high:.1f}", number(p.beta_ms, 3)),
-                )
-                for cost in one.target
-                for p in cost.points
-            ),
+        caption=f"T_target(n), {one.setting}",
+        headings=("batch", "nodes a row", "n", "median ms", "10% to 90%", "beta(n) ms"),
+        rows=tuple(
+            (
+                *(cost.rows, str(p.nodes), str(p.n), number(p.ms, 1)),
+                *(f"{p.low:.1f} to {p.high:.1f}", number(p.beta_ms, 3)),
+            )
+            for cost in one.target
+            for p in cost.points
         ),
     )

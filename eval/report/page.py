@@ -1,11 +1,8 @@
 """report.html: everything that results.json says, in one file without a request to anywhere.
 
-    python -m eagle.eval.report.page FOLDER      # the same as eagle report FOLDER
-
 A section is there when its data is. Texts are escaped by the template; drawings come from our own SVG (eagle/plots/svg.py).
 """
 
-import argparse
 import functools
 import string
 from collections.abc import Mapping, Sequence
@@ -30,7 +27,7 @@ from eagle.eval.report.tables import (
     tune_table,
 )
 from eagle.eval.report.tree_part import tree_picture
-from eagle.eval.report.verdict import exact_rows, facts, tiles, verdict
+from eagle.eval.report.verdict import exact_rows, facts, target_name, tiles, verdict
 from eagle.eval.results import RESULTS, Results, load_results, parse
 from eagle.files import write_json
 from eagle.plots.svg import STYLE, variables
@@ -38,6 +35,12 @@ from eagle.progress import console
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
+_SHOWN = (
+    *(target_name, verdict, tiles, facts, headline, notes, exact_rows, footnotes),
+    *(method_table, category_table, record_table, tune_table, divergence_table, ledger_tables),
+    *(setting_plots, batch_plot, cost_plot, curve_plot, calibration_plot, training_plot, tree_picture),
+)
+"""What the template calls."""
 _DIFFERENCES = {
     "hardware": "tokens per second and speed-ups do not compare",
     "target": "neither tau nor speed compares",
@@ -76,33 +79,8 @@ def rerender(folder: str | Path) -> Path:
 
 def render(result: Results) -> str:
     """The page."""
-    ledger = result.ledger.settings if result.ledger is not None else []
     return _template().render(
         result=result,
-        title=f"Speculative decoding of {target_name(result)}",
-        tiles=tiles(next(iter(result.settings.values()))),
-        facts=facts(result),
-        settings=[_setting(result, setting) for setting in result.settings],
-        record=record_table(result),
-        batch=[batch_plot(entry, key=f"batch-{i}") for i, entry in enumerate(result.throughput)],
-        ledgers=[
-            (
-                one,
-                ledger_tables(one),
-                list(filter(None, (cost_plot(one, key=f"cost-{i}"), curve_plot(one, key=f"curve-{i}")))),
-            )
-            for i, one in enumerate(ledger)
-        ],
-        training=training_plot(result),
-        pictures=[
-            [tree_picture(step, key=f"tree-{i}-{step.step}") for step in entry.steps]
-            for i, entry in enumerate(result.trees)
-        ],
-        calibration=calibration_plot(result),
-        tune=tune_table(result),
-        exact=exact_rows(result),
-        divergences=divergence_table(result),
-        footnotes=footnotes(result),
         recipe=yaml.safe_dump(result.recipe, sort_keys=False, allow_unicode=True),
         light=Markup(variables(dark=False)),
         dark=Markup(variables(dark=True)),
@@ -111,31 +89,11 @@ def render(result: Results) -> str:
     )
 
 
-def target_name(result: Results) -> str:
-    """The target as readers call it: the last part of its path or hub id."""
-    name = result.target.model or "the target"
-    return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
-
-
-def _setting(result: Results, setting: str) -> dict[str, Any]:
-    body = result.settings[setting]
-    return {
-        "name": setting,
-        "id": "setting-" + "".join(c if c.isalnum() else "-" for c in setting.lower()),
-        "verdict": verdict(body),
-        "headline": headline(result, setting).partition(": ")[2],
-        "errors": body.errors,
-        "methods": method_table(body, f"Methods side by side, {setting}"),
-        "categories": category_table(body, f"{label_of(body.main)} by task, {setting}"),
-        "notes": [note for note in notes(body) if not note.startswith("ERROR")],
-        "plots": setting_plots(result, setting),
-    }
-
-
 @functools.cache
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"drawing": Markup, "label": label_of}
+    environment.globals |= {each.__name__: each for each in _SHOWN}
     return environment.from_string((_HERE / "report.html.jinja").read_text(encoding="utf-8"))
 
 
@@ -156,22 +114,11 @@ def _letters(index: int) -> str:
     return (_letters(index // 26 - 1) if index >= 26 else "") + string.ascii_uppercase[index % 26]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m eagle.eval.report.page", description="Make report.html and summary.md anew from results.json."
-    )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what eagle eval wrote: it holds results.json")
-    folders = [Path(folder) for folder in parser.parse_args(arguments).folders]
+def report_folders(folders: Sequence[Path]) -> None:
+    """Makes every folder's pages anew; puts several side by side on the terminal."""
     for folder in folders:
         console.print(f"wrote {rerender(folder)}", markup=False, soft_wrap=True)
     if len(folders) > 1:
         named = {_letters(i): load_results(folder) for i, folder in enumerate(folders)}
         lines = [f"{name}: {folder}" for name, folder in zip(named, folders, strict=True)]
         print_tables([comparison(list(named), list(named.values()))], [*lines, *differences(named)])
-    return 0
-
-
-if __name__ == "__main__":
-    from eagle.exits import exit_code
-
-    raise SystemExit(exit_code(main))

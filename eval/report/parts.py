@@ -1,5 +1,5 @@
-"""What a report is made of: tables, which render once for all their readers; plots with their definition, text alternative
-and table; and the words for figures that all of them share."""
+"""What a report is made of: tables, which render once for all their readers; plots with their definition and text
+alternative; and the words for figures that all of them share."""
 
 import dataclasses
 
@@ -52,8 +52,8 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plot:
-    """A figure of the report."""
+class Plot(Table):
+    """A figure of the report: a table of what is drawn, and its drawing."""
 
     key: str
     """Unique in the page: an HTML id"""
@@ -64,8 +64,6 @@ class Plot:
     """SVG markup"""
     alt: str
     """What a reader who cannot see it is told"""
-    table: Table
-    """The drawn numbers"""
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -81,13 +79,13 @@ def times(value: float | None) -> str:
 def ratio_text(value: Estimate | None) -> str:
     """A speed-up with its interval; alone where there are too few samples for one, or none of them differs."""
     if value is None or value.units < FEWEST or value.low == value.high:
-        return times(value and value.median)
+        return "-" if value is None else times(value.median)
     return f"{value.median:.2f}x [{value.low:.2f}, {value.high:.2f}]"
 
 
 def pooled(value: Estimate | None) -> str:
     """A speed-up over all seconds together."""
-    return times(value and value.pooled)
+    return "-" if value is None else times(value.pooled)
 
 
 def label_of(name: str) -> str:

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from eagle.eval.report.parts import LABELS, Plot, Table, label_of, number, pooled, ratio_text, times
+from eagle.eval.report.parts import LABELS, Plot, label_of, number, pooled, ratio_text, times
 from eagle.eval.results import Results, SettingResult
 from eagle.eval.results_parts import Bin
 from eagle.eval.statistics import FEWEST, Estimate
@@ -52,7 +52,7 @@ def speedup_plot(body: SettingResult, style: dict[str, int], baseline: str, sett
         for name in best:
             found, requests = over(name, group)
             interval = None if found is None or found.units < FEWEST else (found.low, found.high)
-            value = found and found.median
+            value = None if found is None else found.median
             values += [one for one in (value, *(interval or ())) if one is not None]
             shown, label = times(value), label_of(name)
             ratios.append(Ratio(name=label, style=style[name], value=value, interval=interval, shown=shown))
@@ -69,11 +69,9 @@ def speedup_plot(body: SettingResult, style: dict[str, int], baseline: str, sett
         drawing=forest(drawn, x=Axis.over("speed-up (ratio)", values), reference=(1.0, f"{against} = 1")),
         alt=f"Speed-ups of {len(best)} methods over {against} in {len(groups)} groups of prompts. Over all prompts the "
         f"highest is {label_of(highest)}'s, {ratio_text(over(highest)[0])}.",
-        table=Table(
-            caption=f"Speed-up over {against}, {setting}",
-            headings=("task", "method", "median [95% interval]", "pooled", "requests"),
-            rows=tuple(rows),
-        ),
+        caption=f"Speed-up over {against}, {setting}",
+        headings=("task", "method", "median [95% interval]", "pooled", "requests"),
+        rows=tuple(rows),
     )
 
 
@@ -106,13 +104,11 @@ def acceptance_plot(body: SettingResult, style: dict[str, int], setting: str) ->
             y=Axis.of_shares("share accepted"),
         ),
         alt=f"Acceptance by depth of {len(rates)} methods; {label_of(first)}: {', '.join(map(number, rates[first]))}.",
-        table=Table(
-            caption=f"Share accepted by depth, {setting}",
-            headings=("method", *(f"depth {depth}" for depth in range(deepest))),
-            rows=tuple(
-                (label_of(name), *map(number, values), *("-" for _ in range(deepest - len(values))))
-                for name, values in rates.items()
-            ),
+        caption=f"Share accepted by depth, {setting}",
+        headings=("method", *(f"depth {depth}" for depth in range(deepest))),
+        rows=tuple(
+            (label_of(name), *map(number, values), *("-" for _ in range(deepest - len(values))))
+            for name, values in rates.items()
         ),
     )
 
@@ -153,11 +149,9 @@ def time_plot(body: SettingResult, setting: str) -> Plot | None:
         alt=f"Time per verify step of {len(rows)} methods. {label_of(told)}: "
         + ", ".join(map(" ".join, zip(PARTS, percent[told])))
         + ".",
-        table=Table(
-            caption=f"Time per verify step and its split, {setting}",
-            headings=("method", "ms per step", *PARTS),
-            rows=tuple((label_of(name), f"{step:.1f}", *percent[name]) for name, (step, _) in rows.items()),
-        ),
+        caption=f"Time per verify step and its split, {setting}",
+        headings=("method", "ms per step", *PARTS),
+        rows=tuple((label_of(name), f"{step:.1f}", *percent[name]) for name, (step, _) in rows.items()),
     )
 
 
@@ -181,13 +175,9 @@ def request_tau_plot(body: SettingResult, setting: str) -> Plot | None:
             digits=2 if edges[1] - edges[0] < 0.1 else 1,
         ),
         alt=f"Histogram of {len(taus)} requests: tau from {min(taus):.2f} to {max(taus):.2f}.",
-        table=Table(
-            caption=f"Requests by tau, {setting}",
-            headings=("tau from", "to below", "requests"),
-            rows=tuple(
-                (f"{low:.2f}", f"{high:.2f}", str(n)) for (low, high), n in zip(itertools.pairwise(edges), counts)
-            ),
-        ),
+        caption=f"Requests by tau, {setting}",
+        headings=("tau from", "to below", "requests"),
+        rows=tuple((f"{low:.2f}", f"{high:.2f}", str(n)) for (low, high), n in zip(itertools.pairwise(edges), counts)),
     )
 
 
@@ -254,16 +244,14 @@ def calibration_plot(result: Results) -> Plot | None:
             y=Axis.of_shares("share of nodes accepted"),
         ),
         alt=f"{nodes:,} drafted nodes, mean confidence {mean:.2f}, {share:.2f} of them accepted: the head is {lean}.",
-        table=Table(
-            caption="Acceptance by confidence",
-            headings=("mean confidence", "nodes", "share accepted", *(("calibrated",) if fitted else ())),
-            rows=tuple(
-                (
-                    *(f"{one.confidence:.3f}", f"{one.nodes:,}", f"{one.accepted:.3f}"),
-                    *((number(one.calibrated, 3),) if fitted else ()),
-                )
-                for one in bins
-            ),
+        caption="Acceptance by confidence",
+        headings=("mean confidence", "nodes", "share accepted", *(("calibrated",) if fitted else ())),
+        rows=tuple(
+            (
+                *(f"{one.confidence:.3f}", f"{one.nodes:,}", f"{one.accepted:.3f}"),
+                *((number(one.calibrated, 3),) if fitted else ()),
+            )
+            for one in bins
         ),
     )
 
@@ -290,11 +278,9 @@ def training_plot(result: Results) -> Plot | None:
         "teacher-forced, from agreement with the target's greedy choice; nothing is cut off of it.",
         drawing=tau_drawing([vars(row) for row in rows]),
         alt=f"Tau at {len(rows)} steps of training, up to step {rows[-1].step}: {said}.",
-        table=Table(
-            caption="Tau by optimiser step",
-            headings=("step", "decoded tau", "estimated tau"),
-            rows=tuple((str(row.step), number(row.decoded_tau, 3), number(row.estimated_tau, 3)) for row in rows),
-        ),
+        caption="Tau by optimiser step",
+        headings=("step", "decoded tau", "estimated tau"),
+        rows=tuple((str(row.step), number(row.decoded_tau, 3), number(row.estimated_tau, 3)) for row in rows),
     )
 
 

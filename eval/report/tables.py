@@ -87,7 +87,7 @@ def divergence_table(result: Results) -> Table | None:
 def ledger_tables(one: LedgerSetting) -> list[Table]:
     """The parts of every method's cycle; predicted and measured speed-ups; what was verified for nothing."""
     where = "the other half of the prompts" if one.held_out else "the same prompts"
-    tables = [
+    tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = [
         (
             f"A cycle's parts in milliseconds, {one.setting}",
             ("method", "nodes", "draft", "target(n)", "host", "cycle", "plain step", "tau", "pays from tau"),
@@ -140,7 +140,7 @@ def tune_table(result: Results) -> Table | None:
         [
             (
                 *(tree.name, one.setting, str(one.batch), number(tree.tau), number(tree.tokens_per_second, 1)),
-                *(times(tree.forecast and tree.forecast.speedup), ratio_text(tree.speedup)),
+                *(times(None if tree.forecast is None else tree.forecast.speedup), ratio_text(tree.speedup)),
                 "kept" if tree.chosen else "",
             )
             for one in tune.measured.batches

@@ -8,7 +8,7 @@ import html
 import unicodedata
 from collections.abc import Sequence
 
-from eagle.eval.report.parts import Plot, Table
+from eagle.eval.report.parts import Plot
 from eagle.eval.results_parts import Emitted, Node, VerifyStep
 
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT, PAD = 124, 44, 104, 36, 8
@@ -54,7 +54,9 @@ def tree_picture(step: VerifyStep, *, key: str) -> Plot:
         alt=f"Draft tree of {len(nodes)} nodes behind the token {visible(nodes[0].text)}; {said}; then the "
         f"{emitted.origin} {visible(emitted.text)}.",
         definition=f"{hidden} less likely nodes are not drawn; the table has all." if hidden else "",
-        table=_table(nodes, emitted),
+        caption="Nodes of this tree; confidence is the product of the draft's probabilities along the path",
+        headings=("node", "token", "parent", "depth", "confidence", "accepted"),
+        rows=_rows(nodes, emitted),
     )
 
 
@@ -124,22 +126,13 @@ def _cut(text: str) -> str:
     return text
 
 
-def _table(nodes: Sequence[Node], emitted: Emitted) -> Table:
+def _rows(nodes: Sequence[Node], emitted: Emitted) -> tuple[tuple[str, ...], ...]:
     rows = [
         (
-            str(number),
-            visible(node.text),
-            "" if node.parent < 0 else str(node.parent),
-            str(node.depth),
-            f"{node.confidence:.3f}",
-            "root" if number == 0 else "yes" if node.accepted else "no",
+            *(str(number), visible(node.text), "" if node.parent < 0 else str(node.parent), str(node.depth)),
+            *(f"{node.confidence:.3f}", "root" if number == 0 else "yes" if node.accepted else "no"),
         )
         for number, node in enumerate(nodes)
     ]
     depth = str(nodes[emitted.parent].depth + 1)
-    rows.append(("", visible(emitted.text), str(emitted.parent), depth, "", emitted.origin))
-    return Table(
-        caption="Nodes of this tree; confidence is the product of the draft's probabilities along the path",
-        headings=("node", "token", "parent", "depth", "confidence", "accepted"),
-        rows=tuple(rows),
-    )
+    return *rows, ("", visible(emitted.text), str(emitted.parent), depth, "", emitted.origin)

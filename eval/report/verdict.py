@@ -126,6 +126,12 @@ def exact_rows(result: Results) -> list[str]:
     ]
 
 
+def target_name(result: Results) -> str:
+    """The target as readers call it: the last part of its path or hub id."""
+    name = result.target.model or "the target"
+    return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
 def _short(digest: str | None) -> str:
     """The first characters of a hash."""
     return "sha256 unknown" if not digest else f"sha256 {digest[:12]}…"

@@ -116,7 +116,7 @@ def test_a_large_tree_is_drawn_by_its_likeliest_nodes_and_tabled_whole(target: T
     assert len(step["nodes"]) == 40
     assert picture.drawing.count('class="node') == MOST_DRAWN + 1, "and the emitted token"
     assert f"{40 - MOST_DRAWN} less likely nodes" in picture.definition
-    assert len(picture.table.rows) == 41
+    assert len(picture.rows) == 41
 
 
 def test_the_accepted_path_runs_along_the_top_line_with_marks_of_its_own() -> None:
