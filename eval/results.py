@@ -267,7 +267,8 @@ Kind = TypeVar("Kind")
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A part of results.json, or all of it (`Results`). Raises pydantic's ValidationError where it is none."""
-    found: Kind = _adapter(kind).validate_json(json.dumps(values), strict=True)
+    of: Any = kind
+    found: Kind = _adapter(of).validate_json(json.dumps(values), strict=True)
     return found
 
 

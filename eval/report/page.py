@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from eagle.eval.report.cost_plots import batch_plot, cost_plot, curve_plot
-from eagle.eval.report.parts import label_of
+from eagle.eval.report.parts import exact_text, label_of
 from eagle.eval.report.plots import calibration_plot, setting_plots, training_plot
 from eagle.eval.report.summary import footnotes, headline, notes, print_tables, summary_markdown, write_markdown
 from eagle.eval.report.tables import (
@@ -27,7 +27,7 @@ from eagle.eval.report.tables import (
     tune_table,
 )
 from eagle.eval.report.tree_part import tree_picture
-from eagle.eval.report.verdict import exact_rows, facts, target_name, tiles, verdict
+from eagle.eval.report.verdict import facts, target_name, tiles, verdict
 from eagle.eval.results import RESULTS, Results, load_results, parse
 from eagle.files import write_json
 from eagle.plots.svg import STYLE, variables
@@ -36,7 +36,7 @@ from eagle.progress import console
 REPORT = "report.html"
 _HERE = Path(__file__).parent
 _SHOWN = (
-    *(target_name, verdict, tiles, facts, headline, notes, exact_rows, footnotes),
+    *(target_name, verdict, tiles, facts, headline, notes, exact_text, footnotes),
     *(method_table, category_table, record_table, tune_table, divergence_table, ledger_tables),
     *(setting_plots, batch_plot, cost_plot, curve_plot, calibration_plot, training_plot, tree_picture),
 )

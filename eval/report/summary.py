@@ -1,6 +1,5 @@
 """An evaluation in words and tables: on the terminal, in summary.md and on a model card."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from rich.console import Console
 
 from eagle.eval.report.parts import Table, label_of, number, pooled, times
 from eagle.eval.report.tables import category_table, method_table, rates, record_table
+from eagle.eval.report.verdict import facts, versions_of
 from eagle.eval.results import Hardware, Method, Results, SettingResult, parse
 from eagle.eval.statistics import FEWEST
 from eagle.files import atomic_path
@@ -57,19 +57,7 @@ def summary_markdown(result: Results) -> str:
     record = record_table(result)
     if record is not None:
         lines += ["## Record table", "", "Inter-token latency: p50, in milliseconds.", "", *record.markdown(), ""]
-    lines += ["## Measured on", ""]
-    lines += bullets(
-        [
-            f"target: {result.target.model} ({result.target_dtype}), weights {result.target.weights_sha256 or '?'}",
-            f"head: {result.head.path}, {result.head.sha256}",
-            str(result.hardware),
-            f"GPU: {result.hardware.gpu or 'none'}",
-            f"engine {runs_on(result)}",
-            versions_of(result.versions),
-            f"commit {result.commit or '(installed package)'}, {result.created}",
-            f"peak resident memory {result.peak_memory['rss_bytes'] / 2**20:,.0f} MiB",
-        ]
-    )
+    lines += ["## Measured on", "", *bullets(f"{name}: {value}" for name, value in facts(result))]
     lines += ["", "## Definitions", "", *bullets(f"**{name}**: {text}" for name, text in result.definitions.items())]
     return "\n".join([*lines, ""])
 
@@ -107,17 +95,6 @@ def _categories(body: SettingResult) -> Table:
 
 def bullets(lines: Iterable[str]) -> list[str]:
     return [f"- {line}" for line in lines]
-
-
-def versions_of(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def runs_on(result: Results) -> str:
-    """The engine and what multiplies by the weights, in words."""
-    products = Counter(result.runs.products.values())
-    counted = ", ".join(f"{count} shapes of weights {name}" for name, count in sorted(products.items()))
-    return result.runs.engine + (f" ({counted})" if counted else "")
 
 
 def trees_of(method: Method) -> str:

@@ -1,9 +1,11 @@
 """The head of the report: what an evaluation says about its main method, never more than was measured, and what was measured."""
 
+from collections import Counter
+from collections.abc import Mapping
+
 from eagle.config import KIND
 from eagle.eval.methods import TUNED
 from eagle.eval.report.parts import LABELS, exact_text, label_of, number, times
-from eagle.eval.report.summary import runs_on, versions_of
 from eagle.eval.results import MethodFigures, Results, SettingResult
 from eagle.eval.statistics import FEWEST, Estimate
 
@@ -83,8 +85,8 @@ def facts(result: Results) -> list[tuple[str, str]]:
     sizes = ", ".join(f"{key} {value}" for key, value in drafter.items() if key != KIND and value is not None)
     found = [
         ("target", f"{result.target.model} ({result.target_dtype})"),
-        ("target weights", _short(result.target.weights_sha256)),
-        ("head", f"{result.head.path}, {_short(result.head.sha256)}"),
+        ("target weights, sha256", result.target.weights_sha256 or "unknown"),
+        ("head", f"{result.head.path}, {result.head.sha256}"),
         (
             "prompts",
             f"{result.prompts:,} of {', '.join(asked.prompts)}; at most {asked.max_new_tokens} tokens each",
@@ -99,8 +101,7 @@ def facts(result: Results) -> list[tuple[str, str]]:
         ("CPU", str(result.hardware)),
         ("GPU", result.hardware.gpu or "none"),
         ("versions", versions_of(result.versions)),
-        ("commit", result.commit or "(installed package)"),
-        ("measured", result.created),
+        ("commit", f"{result.commit or '(installed package)'}, {result.created}"),
     ]
     for suite in result.suites:
         tasks = ", ".join(f"{task} {count}" for task, count in suite.tasks.items())
@@ -116,22 +117,18 @@ def facts(result: Results) -> list[tuple[str, str]]:
     return found
 
 
-def exact_rows(result: Results) -> list[str]:
-    """One line per setting and method that says how exact it is."""
-    return [
-        f"{label_of(name)}, {setting}: {exact_text(method.overall)}"
-        for setting, body in result.settings.items()
-        for name, method in body.methods.items()
-        if exact_text(method.overall)
-    ]
-
-
 def target_name(result: Results) -> str:
     """The target as readers call it: the last part of its path or hub id."""
     name = result.target.model or "the target"
     return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
-def _short(digest: str | None) -> str:
-    """The first characters of a hash."""
-    return "sha256 unknown" if not digest else f"sha256 {digest[:12]}…"
+def versions_of(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def runs_on(result: Results) -> str:
+    """The engine and what multiplies by the weights, in words."""
+    products = Counter(result.runs.products.values())
+    counted = ", ".join(f"{count} shapes of weights {name}" for name, count in sorted(products.items()))
+    return result.runs.engine + (f" ({counted})" if counted else "")
