@@ -19,6 +19,7 @@ from eagle.eval.checks.exactness import Exactness, kind_of, margins_of
 from eagle.eval.figures import Figures, Record
 from eagle.eval.methods import Check
 from eagle.eval.results_parts import Curve, Ledger, Part, RecordedAnswer, Tuned
+from eagle.reading import read_object
 
 FORMAT = 5
 """Version of results.json, raised by a change that readers of an older file would trip over; new optional fields are none. 4:
@@ -290,11 +291,8 @@ def read_values(folder: Path) -> dict[str, Any]:
     path = folder / RESULTS
     if not path.is_file():
         raise EagleError(f"there is no {RESULTS} in {folder}; give the folder that eagle eval wrote (OUTPUT_DIR/eval)")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise EagleError(f"{path} is not JSON ({error}); delete it and measure again with eagle eval RECIPE") from error
-    found = values.get("format") if isinstance(values, dict) else None
+    values = read_object(path, remedy="delete it and measure again with eagle eval RECIPE")
+    found = values.get("format")
     if found != FORMAT:
         raise EagleError(
             f"{path} has format {found}, this version of eagle reads format {FORMAT}; run eagle eval RECIPE again (it "
@@ -311,7 +309,7 @@ def read_values(folder: Path) -> dict[str, Any]:
             f"{path} is damaged or was changed: {place} {what}{more}; delete it and run eagle eval RECIPE again (the answers "
             "beside it are kept)"
         ) from error
-    return dict(values)
+    return values
 
 
 def load_results(folder: Path) -> Results:

@@ -347,7 +347,7 @@ def test_rendering_anew_gives_the_same_page_without_measuring(tmp_path: Path) ->
     ("content", "said"),
     [
         (None, "there is no results.json"),
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ('{"format": 1}', "has format 1, this version of eagle reads format"),
         ('{"format": 5}', "is damaged or was changed: results.prompts is missing (and "),
         ({"settings": ...}, "results.settings is missing"),
