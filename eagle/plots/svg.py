@@ -1,8 +1,9 @@
 """Plots as SVG text, made here: no library, no font, no request. Points joined by lines, a forest of ratios with their
 intervals, stacked bars, a histogram.
 
-Colours are CSS variables (`STYLE`), so that one drawing serves light and dark pages; series differ in marker and dash too,
-so nothing depends on colour alone. Coordinates are the drawing's own units, WIDTH across.
+Colours are CSS variables (`STYLE`), so that one drawing serves light pages, dark ones and paper (a plotting library writes fixed
+colours, and outlines of its font into every drawing); series differ in marker and dash too, so nothing depends on colour alone.
+Coordinates are the drawing's own units, WIDTH across.
 """
 
 import dataclasses
