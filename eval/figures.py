@@ -51,7 +51,7 @@ DEFINITIONS = {
     "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
     "are closer than 1e-4 logits (half precision: two spacings); a router tie: on the way there two experts were closer than "
     "rounding, so that another forward may take the other one. by law: another draw from the same distribution, as the "
-    "rule promises and `python -m eagle.eval.checks.chi_square` tests; lossy: another distribution",
+    "rule promises and `eagle eval RECIPE --check distribution` tests; lossy: another distribution",
 }
 
 

@@ -9,7 +9,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from eagle.eval.report.parts import Table, number
-from eagle.eval.report.summary import bullets, measured_on, print_tables, write_markdown
+from eagle.eval.report.summary import bullets, measured_on, print_tables, write_text
 from eagle.files import write_json
 
 TEXTS_SHOWN = 2
@@ -19,7 +19,7 @@ TEXTS_SHOWN = 2
 def write_decoding(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes decoding.json and decoding.md into `folder`, each atomically."""
     write_json(folder / "decoding.json", result)
-    write_markdown(folder / "decoding.md", markdown(result))
+    write_text(folder / "decoding.md", markdown(result))
 
 
 def ways_table(result: Mapping[str, Any]) -> Table:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from eagle.eval.report.cost_plots import batch_plot, cost_plot, curve_plot
 from eagle.eval.report.parts import exact_text, label_of
 from eagle.eval.report.plots import calibration_plot, setting_plots, training_plot
-from eagle.eval.report.summary import footnotes, headline, notes, print_tables, summary_markdown, write_markdown
+from eagle.eval.report.summary import footnotes, headline, notes, print_tables, summary_markdown, write_text
 from eagle.eval.report.tables import (
     category_table,
     comparison,
@@ -67,8 +67,8 @@ def write_report(folder: Path, values: Mapping[str, Any]) -> Path:
 
 
 def _write(folder: Path, result: Results) -> Path:
-    write_markdown(folder / "summary.md", summary_markdown(result))
-    write_markdown(folder / REPORT, render(result))
+    write_text(folder / "summary.md", summary_markdown(result))
+    write_text(folder / REPORT, render(result))
     return folder / REPORT
 
 

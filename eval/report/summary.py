@@ -20,7 +20,7 @@ SMALL_HEAD_NOTE = (
 )
 
 
-def write_markdown(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
