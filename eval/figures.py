@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from eagle.eval.answers import Answer, Request
 from eagle.eval.statistics import FEWEST, Estimate, median, paired_ratio, quantile
@@ -52,7 +51,7 @@ DEFINITIONS = {
     "modes, at temperature 0: Hugging Face's); a tie is a first divergence where the two best scores (noise included) "
     "are closer than 1e-4 logits (half precision: two spacings); a router tie: on the way there two experts were closer than "
     "rounding, so that another forward may take the other one. by law: another draw from the same distribution, as the "
-    "rule promises and `python -m eagle.eval.checks.chi_square` tests; lossy: another distribution",
+    "rule promises and `eagle eval RECIPE --check distribution` tests; lossy: another distribution",
 }
 
 
@@ -183,24 +182,44 @@ def peaks(answers: Sequence[Answer]) -> dict[str, int | None]:
     }
 
 
-def record(requests: Sequence[Request], method: str, *, baselines: Sequence[str]) -> dict[str, Any]:
-    """One row of the record table: what an experiment with this method notes."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peaks:
+    rss_bytes: int | None
+    cuda_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row of the record table: what an experiment with a method notes."""
+
+    baseline_inter_token_ms: dict[str, float | None]
+    """hf and plain, those that ran: p50"""
+    inter_token_ms: float | None
+    device_use: float | None
+    """0..1"""
+    peak_memory: Peaks
+    tau: float | None
+    tau_raw: float | None
+    acceptance: list[float]
+
+
+def record(requests: Sequence[Request], method: str, *, baselines: Sequence[str]) -> Record:
     answers = [request.answers[method] for request in requests]
-    values = figures(requests, method, baselines=[])
+    length = acceptance_length(answers)
 
     def p50(name: str) -> float | None:
         latency = inter_token([request.answers[name] for request in requests])
         return None if latency is None else latency.p50
 
-    return {
-        "baseline_inter_token_ms": {name: p50(name) for name in baselines},
-        "inter_token_ms": p50(method),
-        "device_use": device_use(answers),
-        "peak_memory": peaks(answers),
-        "tau": values.tau,
-        "tau_raw": values.tau_raw,
-        "acceptance": values.acceptance,
-    }
+    return Record(
+        baseline_inter_token_ms={name: p50(name) for name in baselines},
+        inter_token_ms=p50(method),
+        device_use=device_use(answers),
+        peak_memory=Peaks(**peaks(answers)),
+        tau=length.tau,
+        tau_raw=length.raw,
+        acceptance=acceptance_per_depth(answers),
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:

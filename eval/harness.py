@@ -30,9 +30,9 @@ from eagle.eval.methods import make_methods
 from eagle.eval.processes import Processes, join_processes, share
 from eagle.eval.record_steps import record_trees
 from eagle.eval.report.page import REPORT, write_report, write_results
-from eagle.eval.results import print_results, read_results
+from eagle.eval.report.summary import print_results
+from eagle.eval.results import FORMAT, read_results
 from eagle.eval.runner import Runner, every_request, known
-from eagle.eval.schema import FORMAT
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.suites.prompt_set import Prompt, PromptSet, prompts_in, recipe_sets
 from eagle.eval.suites.spec_bench import write_answer_files

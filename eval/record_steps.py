@@ -110,7 +110,7 @@ def record_trees(
     seed: int,
 ) -> list[dict[str, Any]]:
     """The main method's answer to the first prompt that fits, under the first settings; nothing where no method drafts."""
-    name = main_method({"methods": methods})
+    name = main_method(methods)
     decoder = methods[name].decoder
     if decoder is None or decoder.drafter is None:
         return []

@@ -252,7 +252,7 @@ def _training(folder: Path) -> dict[str, Any]:
 
 def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
     """The card's results, and what is to say about those that were not taken. Only results of this very head count."""
-    from eagle.eval.card_results import results_section
+    from eagle.eval.report.summary import card_section
     from eagle.eval.results import RESULTS, load_results
     from eagle.formats.checkpoint import head_hash
 
@@ -266,8 +266,8 @@ def _results(asked: str | None, folder: Path) -> tuple[str | None, list[str]]:
             if asked is not None:
                 raise
             return None, [f"left out of the card: {error}"]
-        if (result.get("head") or {}).get("sha256") == head_hash(folder):
-            return results_section(result), []
+        if result.head.sha256 == head_hash(folder):
+            return card_section(result), []
         if asked is None:
             return None, [f"{place / RESULTS} is of another head: left out of the card"]
         raise EagleError(

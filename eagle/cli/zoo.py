@@ -2,12 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from eagle.errors import EagleError
-
-if TYPE_CHECKING:
-    from eagle.formats.zoo.catalogue import ZooHead
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,23 +44,28 @@ def _list(options: argparse.Namespace) -> None:
         print(f"{name}   {kind} head, {head.bytes / 1e6:.1f} MB, {head.licence}")
         print(f"    target           {head.target.get('model')}")
         print(f"    training tokens  {'not recorded' if head.training_tokens is None else f'{head.training_tokens:,}'}")
-        for line in _measured(head):
+        for line in _measured(head.folder):
             print(f"    measured         {line}")
         print(f"    papers           {head.folder}")
 
 
-def _measured(head: "ZooHead") -> list[str]:
-    """A line for each method and setting that was measured."""
-    lines = []
-    for method in head.results.get("methods", {}).values():
-        for setting, found in method.items():
-            speed = found["over_plain"]
-            faster = (
-                "" if speed is None else f", {speed['median']:.2f}x plain [{speed['low']:.2f}, {speed['high']:.2f}]"
-            )
-            tau = f"tau {found['tau']:.2f} (raw {found['tau_raw']:.2f})"
-            lines.append(f"{setting}: {tau}{faster} ({found['trees'] or 'trees not recorded'})")
-    return [*lines, f"on {head.results['hardware']}, {head.results['prompts']} prompts"] if lines else ["no"]
+def _measured(folder: Path) -> list[str]:
+    """A line for each method and setting that was measured: of the trees asked for and of the tuned ones."""
+    from eagle.eval.report.parts import number, ratio_text
+    from eagle.eval.results import RESULTS, load_results
+
+    if not (folder / RESULTS).is_file():
+        return ["no"]
+    results, lines = load_results(folder), []
+    for name in ("eagle2", "tuned"):
+        for setting, body in results.settings.items():
+            if name in body.methods:
+                row, trees = body.methods[name].overall, body.methods[name].trees
+                faster = "" if row.speedup_plain is None else f", {ratio_text(row.speedup_plain)} over plain"
+                tau = f"tau {number(row.tau)} (raw {number(row.tau_raw)})"
+                lines.append(f"{setting}: {tau}{faster} ({' and '.join(trees) or 'trees not recorded'})")
+    machine = results.hardware
+    return [*lines, f"on {machine.cpu}, {machine.cores} cores, {machine.gpu or 'no GPU'}, {results.prompts} prompts"]
 
 
 def _add(options: argparse.Namespace) -> None:
@@ -81,7 +82,7 @@ def _add(options: argparse.Namespace) -> None:
         zoo=None if options.zoo is None else Path(options.zoo),
     )
     console.print(f"packed {head.bytes / 1e6:.1f} MB into {head.folder}", markup=False, soft_wrap=True)
-    if not head.tau:
+    if not (head.folder / "results.json").is_file():
         console.print(
             f"no results of this head were found: evaluate it (eagle eval RECIPE --head {head.folder}), then add it again "
             "with --results",

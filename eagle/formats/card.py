@@ -3,10 +3,11 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined
 
 from eagle.formats.format import VERSION_NAMES, Format, Version
 from eagle.train_config import GLOBAL_BATCH
@@ -55,51 +56,31 @@ class Card:
 
 def model_card(card: Card) -> str:
     """Markdown with a YAML front matter, as the hub reads it."""
-    name = VERSION_NAMES[card.version]
+    sources = _sources(card)
+    datasets = _hub_datasets(sources)
+    kind = "eagle3" if card.version == "eagle3" else "eagle"
     front = {
         "license": card.license or "other",
         **({} if card.license else {"license_name": "unknown"}),
         "base_model": card.target,
         "pipeline_tag": "text-generation",
-        "tags": list(
-            dict.fromkeys(
-                (
-                    *("speculative-decoding", "draft-head", "eagle3" if card.version == "eagle3" else "eagle"),
-                    card.format.name,
-                )
-            )
-        ),
-        **({"datasets": found} if (found := _hub_datasets(_sources(card))) else {}),
+        "tags": list(dict.fromkeys(("speculative-decoding", "draft-head", kind, card.format.name))),
+        **({"datasets": datasets} if datasets else {}),
     }
-    sections = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n",
-        f"# {name} draft head for {card.target}\n\n{_intro(card)}",
-        "\n\n".join(filter(None, (_heading(card), card.needs, f"```\n{card.serve}\n```", card.advice))),
-        "## Target\n\n" + _bullets(_target(card)),
-        "## Data\n\n" + _bullets(_data(card)),
-        "## Recipe\n\n" + _bullets(_recipe(card.training)),
-        "## Results\n\n" + (card.results or "None were recorded with this head."),
-        "## How these files were verified\n\n" + _bullets([*card.verified, *_unverified(card.format)]),
-        *(["## Limits\n\n" + _bullets(card.notes)] if card.notes else []),
-        "## Licence\n\n" + _licence(card),
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _heading(card: Card) -> str:
-    return "## Use" if card.format.name == "eagle" else f"## Serving\n\nThe files are {card.format.title}'s."
-
-
-def _intro(card: Card) -> str:
-    what = {
-        "eagle1": "predicts the target's next features; the target's own LM head turns them into tokens",
-        "eagle3": f"reads the target's hidden states after {', '.join(map(str, card.aux_layers))} layers; LM head of its own",
-    }[card.version]
-    words = "" if card.draft_tokens is None else f" over the {card.draft_tokens:,} most frequent tokens"
-    return (
-        "A draft head for speculative decoding: it proposes tokens that the target verifies, so the text is the target's own and "
-        f"comes sooner where enough drafts are accepted. It {what}{words}. {card.weights:,} weights, {card.dtype}. Made with "
-        "eagle-draft-toolkit."
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["bullets"] = lambda lines: "\n".join(f"- {line}" for line in lines)
+    template = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        card=card,
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        name=VERSION_NAMES[card.version],
+        own=card.format.name == "eagle",
+        target=_target(card),
+        data=_data(card),
+        recipe=_recipe(card.training),
+        shipped=any(str(source).startswith("shipped:") for source in sources),
     )
 
 
@@ -174,23 +155,6 @@ def _recipe(training: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _unverified(format: Format) -> list[str]:
-    if format.name == "eagle":
-        return []
-    return [f"not run in {format.title} itself by the export; its rules are taken from {format.source}"]
-
-
-def _licence(card: Card) -> str:
-    named = "None was named when the head was exported" if card.license is None else card.license
-    shipped = any(str(source).startswith("shipped:") for source in _sources(card))
-    where = (
-        "; those of the shipped conversations, CC-BY-SA among them, stand in data/shipped/LICENSES.md"
-        if shipped
-        else ""
-    )
-    return f"{named}. The target's licence and the training data's apply to what was made of them{where}."
-
-
 def section(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of the recipe in a training.json; {} where there is none."""
     recipe = training.get("recipe")
@@ -230,7 +194,3 @@ def _hub_datasets(sources: Sequence[Any]) -> list[str]:
         and not text.startswith((".", "/", "~"))
         and not PurePath(text).suffix
     ]
-
-
-def _bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle.files import atomic_path
-from eagle.plots.svg_plot import Axis, Point, Series, line_plot, standalone
+from eagle.plots.svg import Axis, Point, Series, line_plot, standalone
 
 SERIES = (("decoded_tau", "decoded tau"), ("estimated_tau", "estimated tau"))
 
@@ -59,7 +59,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def drawing(rows: Sequence[Mapping[str, Any]]) -> str:
-    """An SVG of both over the steps, to stand in a page (eagle/plots/svg_plot.py)."""
+    """An SVG of both over the steps, to stand in a page (eagle.plots.svg.py)."""
     series = [
         Series(
             name=name,

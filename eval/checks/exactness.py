@@ -30,7 +30,7 @@ class Exactness:
     equal: int
     ties: int
     """Differ, first at a place where the reference's two best logits are a tie, or behind a tie of two experts."""
-    router_ties: int
+    router_ties: int = 0
     """Those of them whose logits are no tie, but whose experts are (a mixture of experts)."""
     different: int
     """Differ otherwise: the method is not lossless here, and no speed-up of it is printed."""

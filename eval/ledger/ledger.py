@@ -113,7 +113,7 @@ def ledger(
         chosen = [request for request in requests if request.setting == setting.label]
         names = [name for name, method in methods.items() if _drafts(name, method, chosen)]
         if names:
-            measured = _curve_of(methods[main_method({"methods": names})], setting, throughput)
+            measured = _curve_of(methods[main_method(names)], setting, throughput)
             entries.append(
                 _of_setting(
                     target,
@@ -152,7 +152,7 @@ def _of_setting(
     batches: Sequence[int],
 ) -> dict[str, Any]:
     fitted, held_out = halves(requests)
-    main = main_method({"methods": names})
+    main = main_method(names)
     decoder = methods[main].decoder
     assert decoder is not None
     contexts = _contexts(target, requests, prompts, count=max(CONTEXTS, *batches))

@@ -5,46 +5,43 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from eagle.files import atomic_path, write_json
+from eagle.eval.report.parts import Table, number
+from eagle.eval.report.summary import bullets, measured_on, print_tables, write_text
+from eagle.files import write_json
 
 TEXTS_SHOWN = 2
 """Prompts whose texts the terminal shows."""
-_HEADINGS = (
-    *("decoding", "tokens", "TTFT\nms", "ms per\ntoken", "KV\nMiB", "NLL per\ntoken", "dis-\ntinct-2"),
-    *("drafted: ms\nper token", "tau"),
-)
 
 
 def write_decoding(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes decoding.json and decoding.md into `folder`, each atomically."""
     write_json(folder / "decoding.json", result)
-    with atomic_path(folder / "decoding.md") as temporary:
-        temporary.write_text(markdown(result), encoding="utf-8")
+    write_text(folder / "decoding.md", markdown(result))
 
 
-def rows(result: Mapping[str, Any]) -> list[list[str]]:
+def ways_table(result: Mapping[str, Any]) -> Table:
     """One row per way to decode."""
-    found = []
+    rows = []
     for name, way in result["ways"].items():
         drafted = way.get("drafted")
-        tau = "" if drafted is None or drafted["tau"] is None else f"{drafted['tau']:.2f}"
-        found.append(
-            [
-                name,
-                f"{way['tokens']:.0f}",
-                f"{way['first_token_ms']:.0f}",
-                f"{way['ms_per_token']:.1f}",
-                f"{way['kv_mib']:.2f}",
-                f"{way['nll_per_token']:.3f}",
-                f"{way['distinct_2']:.2f}",
-                "" if drafted is None else f"{drafted['ms_per_token']:.1f}",
-                tau,
-            ]
+        rows.append(
+            (
+                *(name, f"{way['tokens']:.0f}", f"{way['first_token_ms']:.0f}", f"{way['ms_per_token']:.1f}"),
+                *(f"{way['kv_mib']:.2f}", f"{way['nll_per_token']:.3f}", f"{way['distinct_2']:.2f}"),
+                *(("", "") if drafted is None else (number(drafted["ms_per_token"], 1), number(drafted["tau"]))),
+            )
         )
-    return found
+    return Table(
+        caption=f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens, medians",
+        headings=(
+            *("decoding", "tokens", "TTFT\nms", "ms per\ntoken", "KV\nMiB", "NLL per\ntoken", "dis-\ntinct-2"),
+            *("drafted: ms\nper token", "tau"),
+        ),
+        rows=tuple(rows),
+    )
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
@@ -66,19 +63,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 def print_decoding(result: Mapping[str, Any], out: Console | None = None) -> None:
     """Prints the table, the definitions and the first texts."""
     out = out or Console(highlight=False)
-    title = f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens, medians"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    for row in rows(result):
-        table.add_row(*row)
-    out.print(table)
-    for line in notes(result):
-        out.print(line, markup=False, soft_wrap=True)
-    for name, text in result["definitions"].items():
-        out.print(f"{name}: {text}", markup=False, soft_wrap=True, style="dim")
+    print_tables([ways_table(result)], notes(result), out)
+    print_tables([], [f"{name}: {text}" for name, text in result["definitions"].items()], out, style="dim")
     for one in result["texts"][:TEXTS_SHOWN]:
-        texts = Table(
+        texts = TerminalTable(
             title=Text(f"{one['prompt']}: {_short(one['question'])}"),
             title_justify="left",
             box=None,
@@ -91,28 +79,22 @@ def print_decoding(result: Mapping[str, Any], out: Console | None = None) -> Non
             texts.add_row(Text(name, style="bold"), Text(_short(answer["text"], 400)))
         out.print(texts)
     if result["skipped"]:
-        out.print(f"too long, passed over: {', '.join(result['skipped'])}", markup=False, soft_wrap=True)
+        print_tables([], [f"too long, passed over: {', '.join(result['skipped'])}"], out)
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """All texts, the table, the definitions and what it was measured on."""
-    machine = result["hardware"]
-    lines = [
-        "# Ways to decode",
+    table = ways_table(result)
+    lines = ["# Ways to decode", "", f"{table.caption}.", "", *table.markdown(), "", *bullets(notes(result)), ""]
+    lines += bullets(f"`{name}`: {about}" for name, about in result["about"].items())
+    lines += ["", "## Definitions", "", *bullets(f"**{name}**: {text}" for name, text in result["definitions"].items())]
+    lines += [
+        *measured_on(result),
+        f"- target: {result['target']}; head: {result['head'] or 'none'}",
         "",
-        f"{result['prompts']} prompts, at most {result['max_new_tokens']} tokens; medians.",
+        "## Texts",
         "",
     ]
-    headings = [heading.replace("-\n", "").replace("\n", " ") for heading in _HEADINGS]
-    lines += ["| " + " | ".join(headings) + " |", "|---" * len(_HEADINGS) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows(result)]
-    lines += ["", *(f"- {line}" for line in notes(result))]
-    lines += ["", *(f"- `{name}`: {about}" for name, about in result["about"].items()), "", "## Definitions", ""]
-    lines += [f"- **{name}**: {text}" for name, text in result["definitions"].items()]
-    lines += ["", "## Measured on", "", f"- target: {result['target']}; head: {result['head'] or 'none'}"]
-    lines += [f"- {machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} threads"]
-    lines += [f"- GPU: {', '.join(machine['gpus']) or 'none'}; commit {result['commit'] or '(installed package)'}"]
-    lines += ["- " + ", ".join(f"{name} {version}" for name, version in result["versions"].items()), "", "## Texts", ""]
     for one in result["texts"]:
         lines += [f"### {one['prompt']}", "", *(f"> {line}" for line in one["question"].splitlines()), ""]
         lines += ["| decoding | ended by | answer |", "|---|---|---|"]

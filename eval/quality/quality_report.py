@@ -5,50 +5,45 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from eagle.eval.report.parts import number
-from eagle.eval.results import ratio_text
-from eagle.eval.statistics import FEWEST
-from eagle.files import atomic_path, write_json
-
-_HEADINGS = (
-    "rule",
-    "NLL/token",
-    "difference",
-    "#### right",
-    "difference",
-    "last number right",
-    "difference",
-    "tau",
-    "tok/s",
-)
+from eagle.eval.report.parts import Table, number, ratio_text
+from eagle.eval.report.summary import bullets, measured_on, print_tables, write_text
+from eagle.eval.statistics import FEWEST, Estimate
+from eagle.files import write_json
 
 
 def write_quality(folder: Path, result: Mapping[str, Any]) -> None:
     """Writes quality.json and quality.md into `folder`, each atomically."""
     write_json(folder / "quality.json", result)
-    with atomic_path(folder / "quality.md") as temporary:
-        temporary.write_text(markdown(result), encoding="utf-8")
+    write_text(folder / "quality.md", markdown(result))
 
 
-def rows(body: Mapping[str, Any]) -> list[list[str]]:
+def rules_table(body: Mapping[str, Any], caption: str) -> Table:
     """One row per rule, under one setting."""
-    return [
-        [
-            rule,
-            f"{one['nll_per_token']:.3f}",
-            _difference(one.get("nll_difference"), percent=False),
-            _right(one, "####"),
-            _difference(one.get("accuracy_difference_####"), percent=True),
-            _right(one, "last number"),
-            _difference(one.get("accuracy_difference_last number"), percent=True),
-            number(one["tau"]),
-            f"{one['tokens_per_second']:.1f}"
-            + (f", {ratio_text(one['speed_over_lossless'])}" if rule != "coupled" else ""),
-        ]
-        for rule, one in body.items()
-    ]
+    return Table(
+        caption=caption,
+        headings=(
+            *("rule", "NLL/token", "difference", "#### right", "difference", "last number right", "difference"),
+            *("tau", "tok/s"),
+        ),
+        rows=tuple(
+            (
+                *(rule, f"{one['nll_per_token']:.3f}", _difference(one.get("nll_difference"), percent=False)),
+                *(_right(one, "####"), _difference(one.get("accuracy_difference_####"), percent=True)),
+                *(_right(one, "last number"), _difference(one.get("accuracy_difference_last number"), percent=True)),
+                *(number(one["tau"]), f"{one['tokens_per_second']:.1f}{_over_lossless(one)}"),
+            )
+            for rule, one in body.items()
+        ),
+    )
+
+
+def _tables(result: Mapping[str, Any]) -> list[Table]:
+    asked = (
+        f"{result['prompts']} prompts ({result['with_reference']} with a number to get right), at most "
+        f"{result['max_new_tokens']} tokens each"
+    )
+    return [rules_table(body, f"{label}: {asked}") for label, body in result["settings"].items()]
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
@@ -71,50 +66,23 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 def print_quality(result: Mapping[str, Any], out: Console | None = None) -> None:
     """Prints a table per setting and the notes."""
-    out = out or Console(highlight=False)
-    for label, body in result["settings"].items():
-        table = Table(
-            title=_headline(result, label), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-        )
-        for column, heading in enumerate(_HEADINGS):
-            table.add_column(heading, justify="left" if column == 0 else "right", no_wrap=column == 0)
-        for row in rows(body):
-            table.add_row(*(cell.replace(" [", "\n[") for cell in row))
-        out.print(table)
-    for line in notes(result):
-        out.print(line, markup=False, soft_wrap=True, style="dim")
+    print_tables(_tables(result), notes(result), out, style="dim")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The same for reading later, with what it was measured on."""
     lines = ["# Quality under lossy rules", ""]
-    for label, body in result["settings"].items():
-        lines += [
-            f"## {_headline(result, label)}",
-            "",
-            "| " + " | ".join(_HEADINGS) + " |",
-            "|---" * len(_HEADINGS) + "|",
-        ]
-        lines += ["| " + " | ".join(row) + " |" for row in rows(body)]
-        lines.append("")
-    machine = result["hardware"]
-    lines += [f"- {line}" for line in notes(result)]
-    lines += [
-        "",
-        "## Measured on",
-        "",
-        f"- {machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} threads",
-    ]
-    lines += [f"- GPU: {', '.join(machine['gpus']) or 'none'}; commit {result['commit'] or '(installed package)'}"]
-    lines += ["- " + ", ".join(f"{name} {version}" for name, version in result["versions"].items()), ""]
-    return "\n".join(lines)
+    for table in _tables(result):
+        lines += [f"## {table.caption}", "", *table.markdown(), ""]
+    return "\n".join([*lines, *bullets(notes(result)), *measured_on(result)])
 
 
-def _headline(result: Mapping[str, Any], label: str) -> str:
-    return (
-        f"{label}: {result['prompts']} prompts ({result['with_reference']} with a number to get right), at most "
-        f"{result['max_new_tokens']} tokens each"
-    )
+def _over_lossless(one: Mapping[str, Any]) -> str:
+    """Behind a lossy rule's speed: its ratio to the lossless one's."""
+    if "speed_over_lossless" not in one:
+        return ""
+    found = one["speed_over_lossless"]
+    return f", {ratio_text(None if found is None else Estimate(**found))}"
 
 
 def _right(one: Mapping[str, Any], name: str) -> str:

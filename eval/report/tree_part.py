@@ -1,15 +1,15 @@
-"""Pictures of decode steps: the draft tree with its accepted path, and the answer's text by where each token came from.
+"""Pictures of decode steps: the draft tree with its accepted path.
 
-Input: entries of results.json `trees` (eagle/eval/record_steps.py). What is emitted runs along the top line of a picture, from
-the root on; accepted nodes have a thick frame and a check mark, so nothing depends on colour.
+What is emitted runs along the top line of a picture, from the root on; accepted nodes have a thick frame and a check mark, so
+nothing depends on colour.
 """
 
 import html
 import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from eagle.eval.report.parts import Picture, Table
+from eagle.eval.report.parts import Plot
+from eagle.eval.results_parts import Emitted, Node, VerifyStep
 
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT, PAD = 124, 44, 104, 36, 8
 MOST_DRAWN = 28
@@ -24,62 +24,62 @@ def visible(text: str) -> str:
     return "".join(_SHOWN.get(c, c if unicodedata.category(c)[0] != "C" else "□") for c in text) or "∅"
 
 
-def tree_picture(step: Mapping[str, Any], *, key: str) -> Picture:
+def tree_picture(step: VerifyStep, *, key: str) -> Plot:
     """One verify step: root at the left, one column per level, the token that followed in a box of its own."""
-    nodes, emitted = step["nodes"], step["emitted"]
+    nodes, emitted = step.nodes, step.emitted
     drawn = _drawn(nodes)
     places, rows = _places(nodes, drawn, emitted)
     columns = 1 + max(column for column, _ in places.values())
     width, height = PAD * 2 + COLUMN * (columns - 1) + BOX_WIDTH, PAD * 2 + ROW * (rows - 1) + BOX_HEIGHT
     parts = []
     for node in drawn:
-        if nodes[node]["parent"] >= 0:
-            parts.append(_edge(places[nodes[node]["parent"]], places[node], "on" if nodes[node]["accepted"] else "off"))
-    parts.append(_edge(places[emitted["parent"]], places[-1], "out"))
+        if nodes[node].parent >= 0:
+            parts.append(_edge(places[nodes[node].parent], places[node], "on" if nodes[node].accepted else "off"))
+    parts.append(_edge(places[emitted.parent], places[-1], "out"))
     for node in drawn:
-        kind = "root" if node == 0 else "on" if nodes[node]["accepted"] else "off"
-        parts.append(_box(places[node], nodes[node]["text"], _below(node, nodes[node]), kind))
-    parts.append(_box(places[-1], emitted["text"], emitted["origin"], "out"))
+        kind = "root" if node == 0 else "on" if nodes[node].accepted else "off"
+        parts.append(_box(places[node], nodes[node].text, _below(node, nodes[node]), kind))
+    parts.append(_box(places[-1], emitted.text, emitted.origin, "out"))
     drawing = (
         f'<svg class="tree" viewBox="0 0 {width} {height}" width="{width}" height="{height}" aria-hidden="true" '
         f'focusable="false">{"".join(parts)}</svg>'
     )
-    path = [visible(node["text"]) for node in nodes[1:] if node["accepted"]]
+    path = [visible(node.text) for node in nodes[1:] if node.accepted]
     said = f"accepted: {' '.join(path)}" if path else "no draft accepted"
     hidden = len(nodes) - len(drawn)
-    return Picture(
+    return Plot(
         key=key,
-        title=f"Verify step {step['step'] + 1}: {len(path)} of {max(len(nodes) - 1, 0)} drafts accepted",
+        title=f"Verify step {step.step + 1}: {len(path)} of {max(len(nodes) - 1, 0)} drafts accepted",
         drawing=drawing,
-        alt=f"Draft tree of {len(nodes)} nodes behind the token {visible(nodes[0]['text'])}; {said}; then the "
-        f"{emitted['origin']} {visible(emitted['text'])}.",
-        note=f"{hidden} less likely nodes are not drawn; the table has all." if hidden else "",
-        table=_table(nodes, emitted),
+        alt=f"Draft tree of {len(nodes)} nodes behind the token {visible(nodes[0].text)}; {said}; then the "
+        f"{emitted.origin} {visible(emitted.text)}.",
+        definition=f"{hidden} less likely nodes are not drawn; the table has all." if hidden else "",
+        caption="Nodes of this tree; confidence is the product of the draft's probabilities along the path",
+        headings=("node", "token", "parent", "depth", "confidence", "accepted"),
+        rows=_rows(nodes, emitted),
     )
 
 
-def _drawn(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+def _drawn(nodes: Sequence[Node]) -> list[int]:
     """The nodes to draw, ascending; a node's parent is never less confident than itself, so none lacks its parent."""
     order = sorted(
-        range(len(nodes)), key=lambda i: (not nodes[i]["accepted"], nodes[i]["depth"] > 0, -nodes[i]["confidence"], i)
+        range(len(nodes)), key=lambda i: (not nodes[i].accepted, nodes[i].depth > 0, -nodes[i].confidence, i)
     )
     return sorted(order[:MOST_DRAWN])
 
 
-def _places(
-    nodes: Sequence[Mapping[str, Any]], drawn: Sequence[int], emitted: Mapping[str, Any]
-) -> tuple[dict[int, tuple[int, int]], int]:
+def _places(nodes: Sequence[Node], drawn: Sequence[int], emitted: Emitted) -> tuple[dict[int, tuple[int, int]], int]:
     """(column, row) of every node, -1 being the emitted token, and the number of rows.
 
     A node stands in the row of its first child; children come accepted first, then by confidence.
     """
     children: dict[int, list[int]] = {node: [] for node in [*drawn, -1]}
     for node in drawn:
-        if nodes[node]["parent"] >= 0:
-            children[nodes[node]["parent"]].append(node)
+        if nodes[node].parent >= 0:
+            children[nodes[node].parent].append(node)
     for listed in children.values():
-        listed.sort(key=lambda node: (not nodes[node]["accepted"], -nodes[node]["confidence"], node))
-    children[emitted["parent"]].insert(0, -1)
+        listed.sort(key=lambda node: (not nodes[node].accepted, -nodes[node].confidence, node))
+    children[emitted.parent].insert(0, -1)
     places: dict[int, tuple[int, int]] = {}
     rows = 0
 
@@ -94,8 +94,8 @@ def _places(
     return places, rows
 
 
-def _below(number: int, node: Mapping[str, Any]) -> str:
-    return "root" if number == 0 else f"{'✓ ' if node['accepted'] else ''}{node['confidence']:.2f}"
+def _below(number: int, node: Node) -> str:
+    return "root" if number == 0 else f"{'✓ ' if node.accepted else ''}{node.confidence:.2f}"
 
 
 def _edge(parent: tuple[int, int], child: tuple[int, int], kind: str) -> str:
@@ -126,41 +126,13 @@ def _cut(text: str) -> str:
     return text
 
 
-def _table(nodes: Sequence[Mapping[str, Any]], emitted: Mapping[str, Any]) -> Table:
+def _rows(nodes: Sequence[Node], emitted: Emitted) -> tuple[tuple[str, ...], ...]:
     rows = [
         (
-            str(number),
-            visible(node["text"]),
-            "" if node["parent"] < 0 else str(node["parent"]),
-            str(node["depth"]),
-            f"{node['confidence']:.3f}",
-            "root" if number == 0 else "yes" if node["accepted"] else "no",
+            *(str(number), visible(node.text), "" if node.parent < 0 else str(node.parent), str(node.depth)),
+            *(f"{node.confidence:.3f}", "root" if number == 0 else "yes" if node.accepted else "no"),
         )
         for number, node in enumerate(nodes)
     ]
-    depth = str(nodes[emitted["parent"]]["depth"] + 1)
-    rows.append(("", visible(emitted["text"]), str(emitted["parent"]), depth, "", emitted["origin"]))
-    return Table(
-        caption="Nodes of this tree; confidence is the product of the draft's probabilities along the path",
-        headings=("node", "token", "parent", "depth", "confidence", "accepted"),
-        rows=tuple(rows),
-    )
-
-
-def answer_markup(tokens: Sequence[Mapping[str, Any]]) -> str:
-    """The answer as HTML spans of class plain, drafted, bonus or correction; what each step brought is told on pointing."""
-    parts = []
-    for token in tokens:
-        step = "prefill" if token["step"] is None else f"verify step {token['step'] + 1}"
-        text = html.escape(token["text"])
-        if text:
-            parts.append(
-                f'<span class="{html.escape(token["origin"])}" title="{html.escape(token["origin"])}, {step}">{text}</span>'
-            )
-    return "".join(parts)
-
-
-def origin_counts(tokens: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many tokens came each way."""
-    kinds = ("drafted", "bonus", "correction", "plain")
-    return {kind: sum(token["origin"] == kind for token in tokens) for kind in kinds}
+    depth = str(nodes[emitted.parent].depth + 1)
+    return *rows, ("", visible(emitted.text), str(emitted.parent), depth, "", emitted.origin)

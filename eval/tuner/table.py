@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eagle.eval.report.parts import number
-from eagle.eval.results import ratio_text
+from eagle.eval.report.parts import number, ratio_text
+from eagle.eval.statistics import Estimate
 
 
 def print_tuning(body: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ def print_tuning(body: Mapping[str, Any]) -> None:
             number(row["tau"]),
             "-" if expected is None else f"{expected['speedup']:.2f}x",
             f"{row['tokens_per_second']:.1f}",
-            ratio_text(ratio),
+            ratio_text(Estimate(**ratio)),
         )
     out.print(table)
     calibration = body["calibration"]

@@ -20,7 +20,7 @@ from eagle.eval.quality.decoding import WAYS, compare_decoding
 from eagle.eval.quality.decoding_report import notes
 from eagle.eval.quality.likelihood import negative_log_likelihood
 from eagle.eval.quality.quality import compare_quality, extract, summary
-from eagle.eval.quality.quality_report import rows
+from eagle.eval.quality.quality_report import rules_table
 from eagle.formats.checkpoint import save_head
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
 from eagle.target.prompt import prompt_ids
@@ -256,7 +256,7 @@ def test_pooled_a_rules_speed_counts_the_lossless_text_for_as_many_tokens() -> N
     speed = summary(records, seed=0)["top_k"]["speed_over_lossless"]
     assert speed["pooled"] == pytest.approx((20 + 10) / (10 + 10))
     body = summary(records, seed=0)
-    cells = next(row for row in rows(body) if row[0] == "top_k")
+    cells = next(row for row in rules_table(body, "").rows if row[0] == "top_k")
     assert not any("[" in cell for cell in cells), "two prompts have no interval"
 
 

@@ -68,7 +68,7 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     assert result["peak_memory"]["rss_bytes"] > 2**20
     summary = (recipe.eval_dir / "summary.md").read_text()
     assert "EAGLE-2 tree" in summary
-    assert "- engine compiled (" in summary
+    assert "- engine, kernels: compiled (" in summary
     assert "tau" in result["definitions"]
     printed = capsys.readouterr().out
     assert "over HF" in printed

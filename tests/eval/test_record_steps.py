@@ -10,6 +10,8 @@ from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.methods import make_methods
 from eagle.eval.record_steps import _choose, record_steps, record_trees
 from eagle.eval.report.tree_part import MOST_DRAWN, tree_picture, visible
+from eagle.eval.results import parse
+from eagle.eval.results_parts import VerifyStep
 from eagle.eval.settings import parse_setting
 from eagle.eval.suites.prompt import Prompt
 from eagle.heads.eagle1 import EagleHead, EagleHeadConfig
@@ -110,11 +112,11 @@ def test_a_large_tree_is_drawn_by_its_likeliest_nodes_and_tabled_whole(target: T
     (step, *_) = record_steps(
         decoder, IDS, setting=parse_setting("T=0"), seed=0, max_new_tokens=12, question="q", method="eagle2"
     )["steps"]
-    picture = tree_picture(step, key="k")
+    picture = tree_picture(parse(VerifyStep, step), key="k")
     assert len(step["nodes"]) == 40
     assert picture.drawing.count('class="node') == MOST_DRAWN + 1, "and the emitted token"
-    assert f"{40 - MOST_DRAWN} less likely nodes" in picture.note
-    assert len(picture.table.rows) == 41
+    assert f"{40 - MOST_DRAWN} less likely nodes" in picture.definition
+    assert len(picture.rows) == 41
 
 
 def test_the_accepted_path_runs_along_the_top_line_with_marks_of_its_own() -> None:
@@ -135,7 +137,7 @@ def test_the_accepted_path_runs_along_the_top_line_with_marks_of_its_own() -> No
         node("z", 1, 2, 0.6, False),
     ]
     emitted = {"text": "<b>", "token": 9, "parent": 2, "origin": "bonus"}
-    picture = tree_picture({"step": 4, "nodes": nodes, "emitted": emitted}, key="k")
+    picture = tree_picture(parse(VerifyStep, {"step": 4, "nodes": nodes, "emitted": emitted}), key="k")
     boxes = re.findall(r'class="node (\w+)"><title>(.*?)</title><rect x="(\d+)" y="(\d+)"', picture.drawing)
     top = min(int(y) for *_, y in boxes)
     assert [(kind, text) for kind, text, _, y in sorted(boxes, key=lambda box: int(box[2])) if int(y) == top] == [

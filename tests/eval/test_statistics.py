@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.eval.results import ratio_text
+from eagle.eval.report.parts import ratio_text
 from eagle.eval.statistics import (
     ChiSquare,
     bootstrap_interval,
@@ -88,8 +88,6 @@ def test_an_estimate_says_how_many_prompts_its_interval_drew() -> None:
     ratio = paired_ratio([1.0] * 10, [0.5] * 10, tokens=[8] * 10, units=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4], unit="prompt")
     assert ratio is not None
     assert (ratio.samples, ratio.units) == (10, 5)
-    assert ratio_text({**dataclasses.asdict(ratio), "low": 1.9, "high": 2.1}) == "2.00x", (
-        "five prompts have no interval"
-    )
-    wide = {**dataclasses.asdict(ratio), "low": 1.9, "high": 2.1, "units": 6}
+    assert ratio_text(dataclasses.replace(ratio, low=1.9, high=2.1)) == "2.00x", "five prompts have no interval"
+    wide = dataclasses.replace(ratio, low=1.9, high=2.1, units=6)
     assert ratio_text(wide) == "2.00x [1.90, 2.10]"

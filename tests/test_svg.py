@@ -7,8 +7,22 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from eagle.plots.svg_bars import Ratio, Stack, forest, histogram, stacked
-from eagle.plots.svg_plot import DARK, LIGHT, Axis, Point, Series, line_plot, marker, standalone, variables
+from eagle.plots.svg import (
+    DARK,
+    LIGHT,
+    Axis,
+    Point,
+    Ratio,
+    Series,
+    Stack,
+    forest,
+    histogram,
+    line_plot,
+    marker,
+    stacked,
+    standalone,
+    variables,
+)
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
 DEFICIENCIES = {
@@ -149,7 +163,7 @@ def test_stacked_parts_are_as_wide_as_they_are_large() -> None:
     row = Stack(name="a", parts=(30.0, 10.0), labels=("75%", "25%"), shown="40 ms")
     x = Axis.over("ms", [40.0], zero=True)
     drawing = ElementTree.fromstring(stacked([row], kinds=("verify", "draft"), styles=(0, 1), x=x))
-    boxes = [one.attrib for one in drawing.iter("rect") if one.attrib["height"] == "18"]
+    boxes = [one.attrib for one in drawing.iter("rect") if one.attrib["height"] == "18.0"]
     widths = [float(box["width"]) for box in boxes]
     assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
     assert float(boxes[1]["x"]) == pytest.approx(float(boxes[0]["x"]) + widths[0], abs=0.2)
