@@ -186,6 +186,7 @@ UNSUPPORTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_is_not_supported_is_refused_by_name(target: Target, name: str) -> None:
     with pytest.raises(EagleError, match=f"does not support {name}:"):

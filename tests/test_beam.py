@@ -94,6 +94,7 @@ def assert_random_searches_are_hugging_faces(decoder: SpeculativeDecoder, seeds:
         assert_same(decoder.generate(ids, pad_token_id=PAD, **arguments), hugging_face(decoder, ids, **arguments))
 
 
+@pytest.mark.slow
 def test_answers_and_scores_are_hugging_faces(decoder: SpeculativeDecoder) -> None:
     assert_random_searches_are_hugging_faces(decoder, range(20))
 
@@ -118,6 +119,7 @@ def test_early_stopping_ends_some_searches_before_the_limit(
     assert len(set(steps.values())) > 1
 
 
+@pytest.mark.slow
 def test_live_hypotheses_are_found_behind_many_that_end(decoder: SpeculativeDecoder) -> None:
     eos = list(range(3, decoder.target.vocab_size - 3))  # most of the vocabulary ends a text
     arguments: dict[str, Any] = dict(num_beams=3, num_return_sequences=3, max_new_tokens=9, eos_token_id=eos)
@@ -141,6 +143,7 @@ def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor
     return torch.tensor(ids), torch.tensor(mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_a_left_padded_batch_is_searched_as_by_hugging_face(
     decoder: SpeculativeDecoder, early_stopping: bool | str
@@ -237,6 +240,7 @@ def reference_textbook(
     return heap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 3, 5])
 @pytest.mark.parametrize("pruned", [{}, dict(prune_relative=0.5), dict(prune_absolute=1.0), dict(prune_local=0.6)])
 def test_the_textbook_form_is_the_brute_force_one(flat: SpeculativeDecoder, k: int, pruned: dict[str, float]) -> None:
@@ -287,6 +291,7 @@ def test_local_pruning_judges_the_tokens_of_this_step_only() -> None:
     assert [one.tokens for one in search.live] == [[2, 3], [3, 3]]
 
 
+@pytest.mark.slow
 def test_enough_beams_find_the_best_of_all_texts() -> None:
     target = Target(tiny_model("llama", vocab_size=6, initializer_range=0.1))
     prompt, eos = [3, 4, 5], 5
@@ -314,6 +319,7 @@ def test_the_textbook_form_ends_when_its_heap_is_finished(flat: SpeculativeDecod
     assert beams(out).forward_rows < 3 * (beams(out).steps - 1)  # a finished hypothesis costs no forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["huggingface", "textbook"])
 @pytest.mark.parametrize("rule", ["prune_relative", "prune_absolute", "prune_local"])
 def test_pruning_saves_target_rows_and_counts_them(flat: SpeculativeDecoder, search: str, rule: str) -> None:

@@ -125,6 +125,7 @@ def test_a_saved_conversation_is_a_row_that_generate_answers(chat: Chat, tmp_pat
     assert "exists already" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [

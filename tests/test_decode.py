@@ -36,6 +36,7 @@ def prompt(length: int = 17, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, 300, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100_000), length=st.integers(1, 40), new=st.integers(1, 50))
 @settings(max_examples=30, deadline=None)
 def test_text_does_not_depend_on_the_trees(target: Target, seed: int, length: int, new: int) -> None:
@@ -46,6 +47,7 @@ def test_text_does_not_depend_on_the_trees(target: Target, seed: int, length: in
     assert out.sequences.shape[1] == length + new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "top_k", "depth"), [(60, 10, 6), (8, 3, 4), (6, 1, 5), (5, 4, 1), (70, 12, 8)])
 def test_a_draft_head_does_not_change_the_text(
     target: Target, head: EagleHead, budget: int, top_k: int, depth: int

@@ -76,6 +76,7 @@ def taus(out: SpeculativeOutput) -> list[float]:
     return [stats.tau for stats in out.stats]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(
     "decode",
@@ -99,6 +100,7 @@ def test_no_drafter_changes_the_text_of_a_ragged_batch(
     check_same_text(target, drafter, **sampling)
 
 
+@pytest.mark.slow
 def test_rows_that_end_early_leave_the_others_text_as_it_is(target: Target, head: EagleHead, other: Target) -> None:
     ids, mask = ragged()
     plain = SpeculativeDecoder(target).generate(ids, mask, max_new_tokens=24, eos_token_id=[]).sequences[:, 21:]
@@ -127,6 +129,7 @@ def test_rows_keep_their_own_noise_when_others_have_ended(target: Target) -> Non
         assert len(stats.accepted) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("shape", "depth"), [(DynamicTree(budget=5, top_k=1, depth=4), 4), (StaticTree(), 5)])
 def test_the_target_drafting_for_itself_accepts_everything(
@@ -256,6 +259,7 @@ def test_a_draft_models_chain_is_its_own_greedy_continuation(target: Target, oth
         assert tree.tokens_BN[b].tolist() == [row[-1], *expected.tolist()]
 
 
+@pytest.mark.slow
 def test_draft_models_with_position_tables_draft_up_to_their_end_and_no_further(target: Target) -> None:
     short = Target(tiny_model("gpt2", n_positions=40), tiny_tokenizer(), name="short")
     drafter = ModelDrafter(short, target, DynamicTree(budget=20, top_k=2, depth=6))
@@ -286,6 +290,7 @@ def test_near_the_end_of_a_position_table_trees_get_shallow_and_padding_stays_in
         assert int(drafter.propose().depths_BN.max()) == 1
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_another_tokenizer_is_refused_and_padding_of_the_vocabulary_is_not(target: Target) -> None:
     changed = tiny_tokenizer()
     changed.add_tokens(["<|another|>"])
@@ -300,6 +305,7 @@ def test_a_draft_model_with_another_tokenizer_is_refused_and_padding_of_the_voca
         assert max(int(tree.tokens_BN[:, 1:].max()) for tree in tree.trees) < min(size, VOCAB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [VOCAB + 16, VOCAB - 16])
 @pytest.mark.parametrize(("rule", "top_k"), [("coupled", 3), ("rejection", 3), ("rejection", 1), ("block", 1)])
 def test_a_draft_model_of_another_padding_serves_every_rule(rule: str, top_k: int, size: int, target: Target) -> None:
@@ -309,10 +315,10 @@ def test_a_draft_model_of_another_padding_serves_every_rule(rule: str, top_k: in
     decoder = SpeculativeDecoder.from_pretrained(target, decode=decode, rule=rule, draft_model=padded)
     ids, mask = ragged()
     for sampling in SAMPLINGS.values():
-        out = decoder.generate(ids, mask, max_new_tokens=16, eos_token_id=[], **sampling)
-        assert out.sequences.shape == (4, 21 + 16)
+        out = decoder.generate(ids, mask, max_new_tokens=8, eos_token_id=[], **sampling)
+        assert out.sequences.shape == (4, 21 + 8)
         if rule == "coupled" or not sampling:
-            plain = decoder.plain().generate(ids, mask, max_new_tokens=16, eos_token_id=[], **sampling)
+            plain = decoder.plain().generate(ids, mask, max_new_tokens=8, eos_token_id=[], **sampling)
             assert torch.equal(out.sequences, plain.sequences)
 
 
@@ -466,6 +472,7 @@ def test_plain_decoding_is_what_none_stands_for(target: Target, head: EagleHead)
     assert SpeculativeDecoder.from_pretrained(target).drafter is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "top_k", "typical"])
 @pytest.mark.parametrize("drafter", ["static", "ngram", "model", "chain"])
 def test_every_drafter_works_with_every_rule_for_trees(

@@ -128,6 +128,7 @@ def test_drafts_are_the_references_chain(target: Target, tmp_path: Path, window:
         assert drafter.propose().tokens_BN[0].tolist() == [int(ids_T[seen]), *expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed_shapes", [False, True])
 @pytest.mark.parametrize("window", [None, 2, 5, 13])
 @torch.inference_mode()
@@ -183,6 +184,7 @@ DECODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", DECODES)
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "seed": [7, 8, 9]}])
 @pytest.mark.parametrize("draft", [reference.D, reference.V])

@@ -70,6 +70,7 @@ class Watched:
         return hanging, standing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("padding", [False, True], ids=["on the host", "as on a device"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -103,6 +103,7 @@ def test_what_was_timed_is_read_again_and_a_damaged_file_is_timed_anew(
     assert asked == ["a", "b", "c", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral-window"])
 def test_a_nodes_features_are_the_same_bits_alone_in_trees_and_in_batches(family: str) -> None:
     target = Target(tiny_model(family))

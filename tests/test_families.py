@@ -52,6 +52,7 @@ def family(request: pytest.FixtureRequest) -> Family:
     return Family(name=request.param, model=model, target=target, expected=expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_plain_decoding_and_trees_say_what_hugging_face_says(family: Family, engine: str) -> None:
     if engine == "cudagraph" and family.name in ("mixtral", "qwen3_moe"):
@@ -63,6 +64,7 @@ def test_plain_decoding_and_trees_say_what_hugging_face_says(family: Family, eng
     assert drafted.stats[0].tau > 1.5  # drafts were accepted: the equality above is about trees, not about single steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_a_head_of_the_targets_shape_does_not_change_the_text(family: Family, engine: str) -> None:
     target, config = family.target(engine), family.model.get_decoder().config
@@ -80,6 +82,7 @@ def test_a_head_of_the_targets_shape_does_not_change_the_text(family: Family, en
     assert not any(isinstance(module, PackedLinear) for module in family.model.modules()), "the model stays as it is"
 
 
+@pytest.mark.slow
 def test_beam_search_says_what_hugging_face_says(family: Family) -> None:
     arguments: dict[str, Any] = dict(num_beams=3, max_new_tokens=16, eos_token_id=[], num_return_sequences=3)
     mask = torch.ones_like(PROMPT)

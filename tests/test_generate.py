@@ -66,6 +66,7 @@ def _settings(plain: list[int]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _settings([0] * 40))
 def test_greedy_text_is_that_of_hugging_face_with_the_same_settings(target: Target, name: str) -> None:
     ids = prompt()
@@ -172,6 +173,7 @@ def test_manual_seed_governs_sampling_without_a_seed(target: Target) -> None:
     assert text() == first != second
 
 
+@pytest.mark.slow
 def test_each_setting_changes_the_text_that_is_drafted(target: Target) -> None:
     """vllm 10198, sglang 10617: settings that are dropped inside the tree. Every one must tell, and be the same as plainly."""
     ids = prompt(seed=3)

@@ -34,6 +34,7 @@ def head_of(target: Target) -> EagleHead:
     return EagleHead(EagleHeadConfig.for_target(target.config, initializer_range=0.2)).eval()
 
 
+@pytest.mark.slow
 def test_ragged_rows_up_to_the_last_position_of_a_position_table() -> None:
     """Trees of different shapes: a row's nodes must not reach past the table because another row's tree is broad."""
     target = Target(tiny_model("gpt2", n_positions=30))

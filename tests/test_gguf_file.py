@@ -61,6 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_becomes_the_model_that_it_was_made_from(family: str, tmp_path: Path) -> None:
     name, overrides = FAMILIES[family]
@@ -80,6 +81,7 @@ def test_gemma_s_attention_is_scaled_as_llama_cpp_does(layers: int, tmp_path: Pa
 ODD = torch.tensor([1.0, 5.0, 2.0, 8.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "named"),
     [

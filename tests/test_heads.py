@@ -299,6 +299,7 @@ def _every_text_config() -> dict[str, PreTrainedConfig]:
     return found
 
 
+@pytest.mark.slow
 def test_a_head_s_shape_is_derived_or_refused_for_every_family() -> None:
     refused = []
     for family, text in _every_text_config().items():

@@ -62,6 +62,7 @@ def test_a_sound_folder_gives_no_finding(
     assert found(folder, runtime, None) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_defect_is_found_by_its_rule_alone(
     defect: Defect, target: TargetConfig, rotated_otherwise: TargetConfig, embedding: torch.Tensor, tmp_path: Path

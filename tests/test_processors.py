@@ -84,6 +84,7 @@ class EveryFifth(StoppingCriteria):
         return torch.full((len(input_ids),), self.asked == 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_processors_of_every_kind_give_one_text_in_every_batch(rule: str, target: Target) -> None:
     """Pure, in place, stateful object, stateful closure: one function of the prefix. What a row says does not depend on the
@@ -194,6 +195,7 @@ NAN, INF = float("nan"), float("inf")
 UNSOUND = [(NAN, 40, "token 40 is nan"), (INF, 40, "token 40 is inf"), (-INF, None, "every token is -inf")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", [None, *RULES])
 def test_scores_that_leave_nothing_to_choose_name_step_token_and_processor(

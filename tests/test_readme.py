@@ -26,6 +26,7 @@ def test_the_table_of_families_is_the_list_that_is_tested() -> None:
     assert named == set(FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_named_exists_with_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:

@@ -74,6 +74,7 @@ def test_texts_that_part_behind_tied_experts_are_a_router_tie_and_else_different
     assert kind_of(unseen) == "DIFFERENT", "what both computed in one forward is no excuse"
 
 
+@pytest.mark.slow
 def test_drafting_over_tied_experts_leaves_plain_decoding_at_router_ties_alone() -> None:
     """Which of these texts part depends on the processor's rounding; that they do is what ties bring."""
     for seed in range(1, 4):

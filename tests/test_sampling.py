@@ -129,6 +129,7 @@ def test_the_two_orders_differ_where_they_should() -> None:
     assert keep(scores_V, joint).tolist() == [True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings_",
     [

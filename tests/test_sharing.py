@@ -23,6 +23,7 @@ def drafted(target: Target, model: PreTrainedModel) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(target, draft_model=model, decode=TREE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["target", "model", "decoder"])
 def test_threads_get_the_texts_they_would_get_alone_and_leave_the_model_whole(shared: str) -> None:
     model = tiny_model()
@@ -46,6 +47,7 @@ def test_threads_get_the_texts_they_would_get_alone_and_leave_the_model_whole(sh
     assert torch.equal(model.generate(IDS[:1], do_sample=False, max_new_tokens=24, eos_token_id=None), expected[0])
 
 
+@pytest.mark.slow
 def test_threads_with_one_drafting_decoder_are_right_or_refused() -> None:
     model = tiny_model()
     target = Target(model)

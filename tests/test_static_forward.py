@@ -63,6 +63,7 @@ def taus(out: SpeculativeOutput) -> list[float]:
     return [stats.tau for stats in out.stats]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt2"])
 def test_accepted_blocks_of_ragged_trees_give_the_eager_engines_text(family: str, sampling: dict[str, Any]) -> None:
@@ -76,6 +77,7 @@ def test_accepted_blocks_of_ragged_trees_give_the_eager_engines_text(family: str
     assert max(taus(drafted)) > 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "decode",

@@ -49,6 +49,7 @@ def test_a_stop_string_across_tokens_inside_an_accepted_block(target: Target, se
     assert sum(drafted.stats[0].accepted) + drafted.stats[0].verify_steps + 1 > count  # it lay inside a block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eos_at", range(1, 12))
 def test_an_end_anywhere_in_a_block_is_found_and_nothing_leaks_behind_it(target: Target, eos_at: int) -> None:
     """EOS mid-block (transformers 47912); a length limit must not beat an earlier stop (sglang 31599)."""

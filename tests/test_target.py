@@ -210,6 +210,7 @@ def test_a_broken_compaction_would_be_caught_by_the_probe(monkeypatch: pytest.Mo
         Target(tiny_model())
 
 
+@pytest.mark.slow
 def test_a_target_loads_from_a_folder(tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "target")
     target = Target.from_pretrained(str(tmp_path / "target"), device="cpu")

@@ -1,5 +1,6 @@
 """DraftTree and the choice of its nodes."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from eagle.draft.tree import DraftTree, best_connected
 from tests.kernels.test_tree_attention import random_parents
 
 
+@pytest.mark.slow
 @given(candidates=st.integers(1, 80), count=st.integers(1, 80), seed=st.integers(0, 10_000), ties=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_no_chosen_node_lacks_its_parent_even_with_ties(candidates: int, count: int, seed: int, ties: bool) -> None:

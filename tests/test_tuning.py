@@ -129,6 +129,7 @@ def test_what_was_tuned_for_another_engine_is_not_taken(folder: Path, target: Ta
     assert drafter.tuned.source == "timed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [SMALL, WIDE, TreeSettings(drafter="static"), NONE], ids=str)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_every_tuned_tree_says_what_plain_decoding_says_in_ragged_batches_too(

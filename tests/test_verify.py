@@ -61,6 +61,7 @@ IDS = torch.tensor([[1, 3, 5, 4, 7]])
 # Exact enumeration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vocab", "widths", "expanded", "zeros"),
     [
@@ -99,6 +100,7 @@ def test_rejection_of_top_children_is_the_targets_distribution_and_accepts_all_t
     assert expected_accepted(Rejection(), p, grow) == pytest.approx(bound, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("vocab", "length", "zeros"), [(8, 1, 0.3), (6, 2, 0.0), (6, 2, 0.4), (4, 3, 0.0)])
 def test_block_verification_is_the_targets_distribution_and_accepts_no_less_than_rejection(
@@ -316,6 +318,7 @@ def _view(target: Target, row: Any) -> Any:
     return views([row], target, chain, features_1NH)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "top_k", "typical"])
 def test_every_rule_decodes_by_name_and_says_whether_it_is_lossless(target: Target, head: EagleHead, rule: str) -> None:
     decode = decode_config(budget=8, top_k=1 if rule == "block" else 3, depth=3)
@@ -331,6 +334,7 @@ def test_every_rule_decodes_by_name_and_says_whether_it_is_lossless(target: Targ
         assert torch.equal(greedy.sequences, decoder.plain().generate(IDS, do_sample=False, **arguments).sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("children", ["coupled", "sampled", "top"])
 def test_the_coupled_walk_says_plain_decodings_text_over_every_kind_of_tree(
     target: Target, head: EagleHead, children: Any
@@ -343,6 +347,7 @@ def test_the_coupled_walk_says_plain_decodings_text_over_every_kind_of_tree(
     assert torch.equal(decoder.generate(ids, eos_token_id=[], **arguments).sequences, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_coupled_walk_says_plain_decodings_text_over_random_trees(target: Target, seed: int) -> None:
     arguments: dict[str, Any] = dict(max_new_tokens=25, do_sample=True, temperature=0.9, eos_token_id=[], seed=[seed])

@@ -72,6 +72,7 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_SETTINGS)
 def test_greedy_answers_follow_the_targets_generation_config_as_hugging_face_does(name: str) -> None:
     model = tiny_model()
@@ -114,6 +115,7 @@ def test_what_regeneration_cannot_follow_is_refused_by_name(asked: dict[str, Any
         answers(Target(model), make_prompts(1), batch_size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("options", [{}, {"prefill_tokens": 50}])
 def test_an_answer_does_not_depend_on_its_batch_mates(target: Target, temperature: float, options: Any) -> None:

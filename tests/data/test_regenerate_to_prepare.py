@@ -76,6 +76,7 @@ def _scripted(
     return cut, {key: ids[:limit] for key, ids in said.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_exactly_what_the_target_said_is_trained_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template, answer = ANSWERS[kind]

@@ -43,6 +43,7 @@ def recipe(tmp_path: Path, made: Path) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 def test_every_prompt_is_checked_under_every_setting(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.check_exact(recipe)
     result = json.loads((recipe.eval_dir / "exactness.json").read_text())
@@ -79,6 +80,7 @@ def test_a_different_token_fails_the_command_and_is_named(
     assert "leaves plain at token 3 (DIFFERENT)" in printed
 
 
+@pytest.mark.slow
 def test_a_killed_check_continues_behind_the_last_finished_batch(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_with_an_open_tree_real_trees_are_checked_though_no_drafting_was_tuned(r
     assert out.stats[0].nodes > 4 * out.stats[0].verify_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle2", "static", "chain", "ngram"])
 def test_every_drafter_is_checked_with_its_tree_left_open(recipe: Recipe, tmp_path: Path, drafter: str) -> None:
     asked = read_recipe(tmp_path / "recipe.yaml", [f"--decode.drafter={drafter}", "--eval.max_new_tokens=6"])

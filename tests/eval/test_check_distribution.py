@@ -55,6 +55,7 @@ def test_every_lossless_rule_is_tested_and_none_rejected(
     assert "T=0.7: drawn with top_k 5" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_broken_rule_is_rejected_and_a_kill_keeps_the_finished_ones(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_broken_rule_is_rejected_and_a_kill_keeps_the_finished_ones(
     assert main(command) == 1
 
 
+@pytest.mark.slow
 def test_a_rule_whose_tests_have_a_single_cell_is_not_tested_and_no_success(
     made: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

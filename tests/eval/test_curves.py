@@ -63,6 +63,7 @@ def test_a_tree_left_open_is_the_published_one_that_the_ledger_predicts(tmp_path
     assert isinstance(asked.decoder.drafter, HeadDrafter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -56,6 +56,7 @@ def compared(folder: Path) -> dict[str, object]:
     return result
 
 
+@pytest.mark.slow
 def test_every_way_says_what_the_decoder_says_with_its_keywords(folder: Path, compared: dict[str, object]) -> None:
     target = Target.from_config(recipe_of(folder).target)
     decoder = SpeculativeDecoder(target)

@@ -137,6 +137,7 @@ def decoder(target: Target, head: EagleHead, rule: SlowRule | None = None) -> Sp
     return SpeculativeDecoder.from_pretrained(target, head, decode=decode, rule=rule)
 
 
+@pytest.mark.slow
 def test_an_untrained_head_and_a_slow_host_are_told_apart_in_real_runs(target: Target, head: EagleHead) -> None:
     untrained = Case(name="untrained", expected="acceptance", decoder=decoder(target, random_head(head)))
     cycle = measure(untrained, PROMPTS, max_new_tokens=10)

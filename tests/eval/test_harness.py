@@ -41,6 +41,7 @@ def random_head(target: Target, seed: int = 0) -> EagleHead:
     return EagleHead(EagleHeadConfig.for_target(target.config))
 
 
+@pytest.mark.slow
 def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,11 +77,13 @@ def test_every_method_answers_every_turn_exactly_and_all_files_are_written(
     assert "a million tokens or fewer" in printed, "a small tau is explained"
 
 
+@pytest.mark.slow
 def test_the_resolved_recipe_beside_the_results_reads_back(recipe: Recipe) -> None:
     harness.evaluate(recipe)
     assert read_recipe(recipe.eval_dir / "recipe.yaml") == recipe
 
 
+@pytest.mark.slow
 def test_results_of_the_same_head_recipe_and_prompts_are_not_measured_again(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +92,7 @@ def test_results_of_the_same_head_recipe_and_prompts_are_not_measured_again(
     assert harness.evaluate(recipe) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["head", "prompts", "decode"])
 def test_another_head_other_prompts_or_another_tree_are_measured(recipe: Recipe, change: str, tmp_path: Path) -> None:
     first = harness.evaluate(recipe)
@@ -103,6 +107,7 @@ def test_another_head_other_prompts_or_another_tree_are_measured(recipe: Recipe,
     assert second["created"] >= first["created"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_continues_where_it_was_killed(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +132,7 @@ def test_an_interrupted_evaluation_continues_where_it_was_killed(
     assert result["settings"]["T=0"]["requests"] == 4
 
 
+@pytest.mark.slow
 def test_answers_stand_when_more_prompts_are_asked_and_only_those_whose_text_changed_are_asked_again(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +182,7 @@ def test_results_know_a_target_and_a_tuning_that_were_written_anew_in_place(reci
     assert {"tree_file_sha256", "draft_model_files"} <= answers_identity(named, {}).keys()
 
 
+@pytest.mark.slow
 def test_later_turns_hold_plain_decodings_own_answers(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
     original = runner.prompt_ids
@@ -196,6 +203,7 @@ def test_later_turns_hold_plain_decodings_own_answers(recipe: Recipe, monkeypatc
     assert second[1]["content"] == reply
 
 
+@pytest.mark.slow
 def test_every_method_is_warmed_up_under_every_setting(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +225,7 @@ def test_every_method_is_warmed_up_under_every_setting(
     assert set(calls[:4]) == {(name, label) for name in ("plain", "eagle2") for label in ("T=0", "T=0.8")}
 
 
+@pytest.mark.slow
 def test_each_method_runs_first_equally_often(recipe: Recipe) -> None:
     harness.evaluate(recipe)
     lines = [json.loads(line) for line in (recipe.eval_dir / "answers.jsonl").read_text().splitlines()[1:]]
@@ -224,6 +233,7 @@ def test_each_method_runs_first_equally_often(recipe: Recipe) -> None:
     assert rotated({"a": 0, "b": 0, "c": 0}, 4) == ["b", "c", "a"]
 
 
+@pytest.mark.slow
 def test_each_method_runs_first_equally_often_under_every_setting(recipe: Recipe, tmp_path: Path) -> None:
     overrides = ["--eval.sampling=['T=0','T=0.8']", "--eval.methods=[plain,eagle2]"]
     harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))
@@ -233,6 +243,7 @@ def test_each_method_runs_first_equally_often_under_every_setting(recipe: Recipe
         assert sorted(first) == ["eagle2", "eagle2", "plain", "plain"]
 
 
+@pytest.mark.slow
 def test_a_method_that_says_other_tokens_is_an_error_row_without_a_ratio(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +301,7 @@ def test_sampled_answers_equal_plain_decodings_with_the_same_seed_and_rules_are_
     assert "EAGLE-2 tree, rejection" in printed
 
 
+@pytest.mark.slow
 def test_the_checkpoints_own_generation_defaults_move_no_method(recipe: Recipe) -> None:
     """A repetition penalty in generation_config.json would otherwise bend our loops and not Hugging Face's."""
     folder = Path(recipe.target.model)
@@ -300,6 +312,7 @@ def test_the_checkpoints_own_generation_defaults_move_no_method(recipe: Recipe) 
     assert body["methods"]["plain"]["overall"]["exact"]["equal"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

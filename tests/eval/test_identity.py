@@ -39,6 +39,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_another_template_or_eos_of_the_same_weights_is_another_measurement(
     recipe: Recipe, name: str, monkeypatch: pytest.MonkeyPatch

@@ -297,6 +297,7 @@ def recipe(tmp_path: Path) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 def test_an_evaluation_writes_its_ledger_and_prints_it(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

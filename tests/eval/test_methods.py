@@ -35,6 +35,7 @@ def test_plain_decoding_runs_with_the_recipes_kernels() -> None:
         assert decoder.kernels == kernels
 
 
+@pytest.mark.slow
 def test_without_a_drafter_the_engine_is_the_recipes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = read_recipe(write_recipe(tmp_path), ["--eval.methods=[hf,plain]", "--decode.engine=compiled"])
     save_head(random_head(Target.from_config(recipe.target)), recipe.head_dir)

@@ -65,6 +65,7 @@ def recorded(target: Target, head: EagleHead, setting: Setting) -> tuple[Replay,
     return joined(replays), counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["T=0", "T=1"])
 def test_every_trees_accepted_counts_are_those_of_really_decoding_with_it(
     target: Target, head: EagleHead, label: str

@@ -56,6 +56,7 @@ def _prompts_of_alike_turns(generator: np.random.Generator) -> tuple[list[float]
     return values_PT.flatten().tolist(), np.repeat(np.arange(20), 5).tolist()
 
 
+@pytest.mark.slow
 def test_intervals_over_prompts_hold_the_truth_where_those_over_single_turns_do_not() -> None:
     generator, held = np.random.default_rng(0), {"prompts": 0, "turns": 0, "pooled": 0}
     for _ in range(300):

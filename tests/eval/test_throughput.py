@@ -30,6 +30,7 @@ def decoder() -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(target, head, decode=decode_config(budget=6, top_k=2, depth=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["T=0", "T=0.9 top_p=0.9"])
 def test_every_batch_size_answers_every_prompt_with_the_same_tokens(decoder: SpeculativeDecoder, setting: str) -> None:
     points = measure(decoder, PROMPTS, batches=[1, 2, 4], setting=parse_setting(setting), max_new_tokens=12)
@@ -41,6 +42,7 @@ def test_every_batch_size_answers_every_prompt_with_the_same_tokens(decoder: Spe
         assert point.tokens_per_second > 0
 
 
+@pytest.mark.slow
 def test_a_batch_size_whose_tokens_differ_gets_no_ratio(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

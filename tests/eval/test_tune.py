@@ -250,6 +250,7 @@ def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_b
         tuning.tune(recipe_in(folder))
 
 
+@pytest.mark.slow
 def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_a_new_tuning(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +319,7 @@ def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evalua
     assert f"{count} of the held-out documents are evaluated too and left out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

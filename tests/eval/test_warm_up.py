@@ -69,6 +69,7 @@ def prompt(target: Target, *, tokens: int, turns: int = 1) -> Prompt:
     return Prompt(id=f"p/{tokens}", category="c", turns=(text, "the dog")[:turns], reference=(), source="p")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "turns", "why"),
     [
@@ -132,6 +133,7 @@ def noting(answer: Callable[..., Any], made: list[int]) -> tuple[Callable[..., A
     return noted, calls
 
 
+@pytest.mark.slow
 def test_a_batch_size_is_timed_on_buffers_that_are_there(
     target: Target, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_batch_size_is_timed_on_buffers_that_are_there(
     assert [one for one in calls[-4:] if one] == []
 
 
+@pytest.mark.slow
 def test_candidates_are_confirmed_on_buffers_that_are_there(
     target: Target, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def exported(
     return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", [None, D])
 @pytest.mark.parametrize(("to", "version"), PAIRS)

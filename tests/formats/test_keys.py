@@ -302,6 +302,7 @@ def meaning(name: str, config: dict[str, Any]) -> tuple[set[str], dict[str, Any]
     return refused, {"theta": rope["rope_theta"], "window": window, "eps": config.get("rms_norm_eps", reference.EPS)}
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(["specforge", "speculators"]),
     config=st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in CHOICES.items()}),

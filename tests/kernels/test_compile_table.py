@@ -32,6 +32,7 @@ def test_representative_versions_compile_without_spills(tmp_path: Path) -> None:
     assert summary["compiled"] >= summary["versions"] > 0
 
 
+@pytest.mark.slow
 def test_every_version_is_named_once_and_describes_its_arguments() -> None:
     code = """
 from eagle.kernels.compile_table import folders, offered
@@ -102,6 +103,7 @@ def test_a_kill_loses_nothing_and_a_rerun_compiles_what_is_missing(
     assert third.asked == []
 
 
+@pytest.mark.slow
 def test_what_is_compiled_decides_what_is_found_again() -> None:
     """Code, callees, constants, types, options, architecture; not comments, nor the place in the file."""
     code = r"""

@@ -64,6 +64,7 @@ def test_a_head_s_own_tree_steps_go_through_the_kernel() -> None:
     assert trees[0] == trees[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
 def test_the_stats_say_what_ran_the_kernels(kernels: Backend, drafter: Any) -> None:
@@ -104,6 +105,7 @@ def test_text_between_streamed_pieces_is_not_under_the_decoders_kernels() -> Non
         assert list(calls) == [("commit", "reference")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_scores_without_a_token_to_choose_are_the_same_error_on_the_device(
     rule: Any, monkeypatch: pytest.MonkeyPatch

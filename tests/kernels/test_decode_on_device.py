@@ -147,6 +147,7 @@ def test_rules_without_a_kernel_are_refused_at_once(target: Target, rule: str) -
         SpeculativeDecoder(target, rule=rule, kernels="triton")
 
 
+@pytest.mark.slow
 def test_rows_are_verified_in_parts_that_their_logits_fit_into(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part with its own rows' seeds and settings."""
     decoder, sampled = SpeculativeDecoder(target), dict(PLAIN, temperature=[1.0, 0.7])

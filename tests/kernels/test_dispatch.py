@@ -23,6 +23,7 @@ def test_the_tensors_device_becomes_the_current_one() -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", folders())
 def test_every_launch_is_on_the_tensors_device(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[bool] = [False]

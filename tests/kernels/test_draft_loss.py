@@ -172,6 +172,7 @@ def test_a_perfect_student_has_the_teachers_entropy_and_no_gradient() -> None:
     assert float(torch.autograd.grad(loss, student_TH)[0].abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("shift", [0.0, 3000.0])
 def test_no_loss_is_below_zero_and_nan_stays(backend: Any, shift: float) -> None:

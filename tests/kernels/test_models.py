@@ -117,6 +117,7 @@ def candidates_of(logits_RV: torch.Tensor, settings: RowSettings) -> int:
     return int(sum(next(n for n in row if n >= 50) for row in above_RP.tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("kind", ["greedy", "noise", "filtered"])
 def test_sample(kind: sample_model.Kind, described: bool) -> None:
@@ -150,6 +151,7 @@ def test_verify_walk(by_token: bool) -> None:
     assert counts.distinct_bytes == counts.bytes == model.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [True, False])
 def test_verify_sweeps(sampled: bool) -> None:
     """Nodes that accept their first child look at that child alone; all others at all of their logits."""

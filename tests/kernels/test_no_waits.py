@@ -111,6 +111,7 @@ def meta_head(target: Target, monkeypatch: pytest.MonkeyPatch) -> EagleHead:
     return EagleHead(EagleHeadConfig.for_target(target.config, draft_vocab_size=vocabulary.size)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "settings",

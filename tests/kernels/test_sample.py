@@ -99,6 +99,7 @@ def test_the_reference_chooses_as_the_row_sampler(
         torch.testing.assert_close(p_V.double(), RowSampler(sampling=one).probabilities(logits_V), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 257])
 def test_mixed_rows_of_small_vocabularies(vocab_size: int) -> None:
@@ -111,6 +112,7 @@ def test_nodes_share_the_settings_of_their_row() -> None:
     same(logits(6, 77), [GREEDY, TOP_K])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("vocab_size", [4096, 8195])
 def test_rows_that_end_at_or_behind_a_split(vocab_size: int) -> None:
@@ -124,6 +126,7 @@ def test_one_row_of_a_real_vocabulary(kind: dict[str, Any]) -> None:
     same(logits(1, 32003, spread=2.0), [kind])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("capacity", [1, 40])
 def test_more_candidates_than_scratch_memory_holds(capacity: int) -> None:
@@ -131,12 +134,14 @@ def test_more_candidates_than_scratch_memory_holds(capacity: int) -> None:
     same(logits(len(KINDS), 300, spread=0.3), KINDS, capacity=capacity)
 
 
+@pytest.mark.slow
 def test_a_flat_row_beyond_the_default_capacity() -> None:
     flat = torch.zeros(2, CAPACITY + 5, device=DEVICE)
     flat[:, 17] = 1e-3
     same(flat, [dict(temperature=1.0, top_p=0.5), dict(temperature=1.0, top_k=100)])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_ties_and_dtypes(dtype: torch.dtype) -> None:
@@ -144,6 +149,7 @@ def test_ties_and_dtypes(dtype: torch.dtype) -> None:
     same(logits(len(KINDS), 130).round().to(dtype), KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_rows_with_padding_behind_them_and_forbidden_tokens() -> None:
     """Rows of a wider buffer that holds NaN; tokens of logit -inf are never drawn, by noise, filter or tie."""
@@ -164,6 +170,7 @@ def test_extreme_temperatures(temperature: float) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GREEDY, PLAIN, TOP_K, TOP_P, MIN_P, SEQUENCE], ids=str)
 @pytest.mark.parametrize("vocab_size", [70, 4200])
 def test_rows_without_a_token_to_choose_say_so(kind: dict[str, Any], vocab_size: int) -> None:

@@ -57,6 +57,7 @@ def losses_and_gradients(
     return {"total": total.detach(), "sums": sums_3K, **gradients}, calls
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("version", "reduced", "rows", "objective", "chunk_rows"),

@@ -106,6 +106,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtypes", "splits"),
     [
@@ -127,6 +128,7 @@ def test_odd_shapes(shape: dict[str, Any], dtypes: Sequence[torch.dtype], splits
         close(given_problem.run(splits=splits), given_problem.expected())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("window", "softcap"), [(1, None), (9, 5.0), (70, None), (10**6, 1.0)])
 def test_windows_count_positions_and_scores_are_capped(window: int | None, softcap: float | None, splits: int) -> None:
@@ -134,6 +136,7 @@ def test_windows_count_positions_and_scores_are_capped(window: int | None, softc
     close(given_problem.run(splits=splits), given_problem.expected())
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=2),
     nodes=st.integers(1, 30),

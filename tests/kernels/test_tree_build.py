@@ -44,6 +44,7 @@ def test_links_are_those_read_off_the_tree(rows: list[list[int]], backend: Backe
             assert links.next_sibling_BN[b, node] == (later[0] if later else -1)
 
 
+@pytest.mark.slow
 def test_a_chain_of_130_nodes_and_a_star() -> None:
     """The deepest and the widest tree; bit 63 of a word is the sign of an int64."""
     chain, star = list(range(-1, 129)), [-1] + [0] * 129

@@ -131,6 +131,7 @@ def walked(case: Case, kind: str, backend: str) -> Walks:
     return walks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["coupled", "sampled", "top"])
 def test_the_reference_walks_as_the_rules_do(kind: str) -> None:
     lengths = Counter[int]()
@@ -202,6 +203,7 @@ def test_many_siblings(seed: int) -> None:
     decisions(case, case.sampled)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_chains_and_lonely_roots() -> None:
     for parents in ([-1, 0, 1, 2], [-1]):
@@ -211,6 +213,7 @@ def test_chains_and_lonely_roots() -> None:
             decisions(case, case.sampled)
 
 
+@pytest.mark.slow
 def test_a_rejected_chain_draws_from_the_residual_alone() -> None:
     """p = (.7, .3), q = (.4, .6): a rejected B is always replaced by A, and the share of B in the output is p's."""
     nodes = 60

@@ -112,6 +112,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "runtime", "overrides"), CASES, ids=str)
 @torch.inference_mode()
 def test_an_exported_folder_drafts_the_same_in_the_runtime(

@@ -82,6 +82,7 @@ def test_outputs_and_gradients_equal_the_explicit_mask(
         torch.testing.assert_close(mine, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("document_BT", [ONE, PACKED], ids=["one", "packed"])
 @given(steps=st.integers(1, 6), window=st.integers(1, 15))

@@ -105,6 +105,7 @@ def test_online_training_has_the_losses_and_weights_of_offline_training(
         torch.testing.assert_close(weight, weights_of(theirs)[name], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
 def test_a_coarser_store_trains_nearly_the_same(dtype: Any, stored: Recipe, tmp_path: Path) -> None:
     (tmp_path / "coarse").mkdir()

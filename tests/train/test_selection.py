@@ -120,6 +120,7 @@ def test_patience_ends_the_run_and_a_second_start_leaves_it(
     assert (record["step"], record["head_step"], record["stopped_early"]) == (16, 10, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [5, 7])
 def test_a_kill_does_not_lose_which_was_best(
     killed_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def test_loss_and_gradient_of_a_step_equal_the_recipe_written_out(directory: Pat
     assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(2, 2), (1, 4), (4, 1)])
 def test_accumulation_changes_nothing_but_float_noise(
     batch_size: int, accumulation: int, directory: Path, tmp_path: Path
@@ -134,6 +135,7 @@ def test_the_precision_left_open_is_what_the_device_is_fast_in(directory: Path, 
     assert record["identity"]["train.precision"] == "fp32", "no GPU here"
 
 
+@pytest.mark.slow
 def test_a_hass_recipe_trains_with_the_top_k_term_and_remembers_what_it_could_draft(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def _chained(head: DraftHead, batch: Batch, row: int, document: int, start: int)
     return predictions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 1, 3, 6])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("rows", ROWS)

@@ -113,6 +113,7 @@ def _from(recipe: Recipe, head: Path, output: Path, **keys: Any) -> Recipe:
     return with_train(dataclasses.replace(started, output_dir=str(output)), **keys)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_head_that_knows_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first head learns its documents by heart; from it, training starts where the other ended."""
     write_tiny_store(tmp_path, documents=3, validation=1)
