@@ -120,9 +120,9 @@ def test_results_of_another_head_do_not_get_into_the_card(
     assert "results of another head" in capsys.readouterr().err
     file.write_text("{")
     assert main([*command, "--overwrite"]) == 0
-    assert re.search(r"left out of the card: .*results\.json", capsys.readouterr().out)
+    assert re.search(r"left out of the card: .*results\.json is not valid JSON", capsys.readouterr().out)
     assert main([*command, "--overwrite", "--results", str(file)]) == 2
-    assert "results.json" in capsys.readouterr().err
+    assert "is not valid JSON" in capsys.readouterr().err
 
 
 def test_a_target_that_no_runtime_elsewhere_can_open_is_told(
