@@ -1,20 +1,17 @@
 """One method's answer to one request, and the log that makes an evaluation resumable."""
 
 import dataclasses
-import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from eagle.errors import EagleError
-from eagle.eval.line_log import Record, aside_path, lines_of, set_aside, whole_lines
+from eagle.eval.line_log import LineLog, Record
 from eagle.eval.meter import Use
-from eagle.files import atomic_path
 
-FORMAT = 3
-"""Version of the answers' log. 3: commits with their times, what the machine was used for, suites."""
+FORMAT = 4
+"""Version of the answers' log. 4: every line has its key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,84 +74,26 @@ class Request:
 
 
 class AnswerLog:
-    """`answers.jsonl`: a header with the evaluation's identity, then one line per request, on disk before the next.
-
-    A log with another identity is set aside, which is said, and what was set aside of this one is taken back; a half-written
-    last line (a kill) is cut off. Of several processes the first one writes answers.jsonl, process k answers.k.jsonl; when the
-    first one opens its log, it takes over what lies in the others'. The others must open theirs after it, and before anybody
-    appends: all then know the same requests.
-    """
+    """A `LineLog` of requests: `answers.jsonl`."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any], *, process: int = 0):
-        self.path, self.identity, self.process = path, dict(identity), process
+        self._log = LineLog(path, identity, format=FORMAT, process=process, refuse=_check_threads)
         self.requests: dict[tuple[str, int, str], Request] = {}
-        """All that is known: those of the log when it was opened, and this process's since."""
-        self._file: TextIO | None = None
-
-    @property
-    def _header(self) -> dict[str, Any]:
-        return {"format": FORMAT, "identity": self.identity}
 
     def __enter__(self) -> "AnswerLog":
-        own = self.path
-        if self.process:
-            self._take(self.path)
-            own = self.path.with_suffix(f".{self.process}{self.path.suffix}")
-            self._write(own, [])
-        else:
-            others = _others(self.path)
-            for path in (own, *others):
-                self._set_aside(path)
-            others += _aside(self.path, self._header)
-            for path in (*others, own):
-                self._take(path)
-            self._write(own, self.requests.values())
-            for path in others:
-                path.unlink(missing_ok=True)
-        self._file = open(own, "a", encoding="utf-8")
+        self._log.__enter__()
+        self.requests = {one.key: one for one in map(_request, self._log.records.values())}
         return self
-
-    def _set_aside(self, path: Path) -> None:
-        """Sets aside a log of another evaluation."""
-        lines = whole_lines(path)
-        if lines and lines[0] != self._header:
-            _check_threads(path, lines[0], self._header)
-            set_aside(path, lines[0], self._header)
-
-    def _take(self, path: Path) -> None:
-        """Reads the requests of a log of this evaluation."""
-        self.requests.update({one.key: one for one in map(_request, lines_of(path, self._header))})
-
-    def _write(self, path: Path, requests: Iterable[Request]) -> None:
-        lines = [self._header, *map(dataclasses.asdict, requests)]
-        with atomic_path(path) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._file is not None
-        self._file.close()
+        self._log.__exit__(kind, error, traceback)
 
     def append(self, request: Request) -> None:
         """Adds a request; it is on disk when this returns."""
-        assert self._file is not None
         self.requests[request.key] = request
-        self._file.write(json.dumps(dataclasses.asdict(request)) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def _others(path: Path) -> list[Path]:
-    """Logs of processes behind the first one, of this start or an earlier one."""
-    found = path.parent.glob(f"{path.stem}.*{path.suffix}")
-    return sorted(one for one in found if len(one.suffixes) == 2 and one.suffixes[0].removeprefix(".").isdigit())
-
-
-def _aside(path: Path, header: Record) -> list[Path]:
-    """What was set aside of the logs of this header, the first process's and the others'."""
-    end = aside_path(path, header).name.removeprefix(path.stem)
-    return sorted(path.parent.glob(f"{path.stem}*{end}"))
+        self._log.append(" ".join(map(str, request.key)), dataclasses.asdict(request))
 
 
 def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -169,6 +108,6 @@ def _check_threads(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
         )
 
 
-def _request(line: dict[str, Any]) -> Request:
-    answers = {name: Answer(**{**answer, "use": Use(**answer["use"])}) for name, answer in line["answers"].items()}
-    return Request(**{**line, "answers": answers})
+def _request(record: Record) -> Request:
+    answers = {name: Answer(**{**answer, "use": Use(**answer["use"])}) for name, answer in record["answers"].items()}
+    return Request(**{**{name: value for name, value in record.items() if name != "key"}, "answers": answers})

@@ -16,24 +16,20 @@ from rich.table import Table
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode_config import Plain
-from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
 from eagle.eval.checks.bitwise import find
 from eagle.eval.checks.exactness import divergence, exactness, kind_of, margins_of
-from eagle.eval.identity import evaluation_identity, text_identity
+from eagle.eval.experiment import Experiment
 from eagle.eval.methods import PLAIN
 from eagle.eval.report.parts import number
-from eagle.eval.runner import first_turn, fits, request_seed
+from eagle.eval.runner import request_seed
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.statistics import FEWEST, pooled_interval
-from eagle.eval.suites.prompt_set import Prompt, recipe_prompts
 from eagle.eval.which_head import drafting_head
-from eagle.files import write_json
-from eagle.progress import ProgressBar, console
+from eagle.progress import ProgressBar
 from eagle.sample.stats import AcceptanceLength
-from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
 
 DRAFTED = "drafted"
@@ -48,32 +44,23 @@ def check_exact(recipe: Recipe, head: str | Path | None = None) -> bool:
     A killed check continues. Raises EagleError for a rule whose tokens are another draw of the distribution, a missing head,
     or prompts that are all too long.
     """
-    prompts, settings = recipe_prompts(recipe.eval), parse_settings(recipe.eval.sampling)
-    target = Target.from_config(recipe.target, recipe.data.chat_template)
-    weights = text_identity(target)
-    decoder = checked_decoder(recipe, target, head)
-    head = drafting_head(recipe, head)
-    identity = {"check": "exact", **evaluation_identity(recipe, head, prompts), "weights": weights}
+    settings = parse_settings(recipe.eval.sampling)
+    experiment = Experiment.of("exactness", recipe, max_new_tokens=recipe.eval.max_new_tokens)
+    decoder = checked_decoder(recipe, experiment.target, head)
+    identity = experiment.identity(drafting_head(recipe, head), "drafted beside plain")
     with AnswerLog(recipe.eval_dir / "exactness.jsonl", identity) as log:
-        skipped = _answer_all(decoder, prompts, settings, recipe, log)
+        _answer_all(experiment, decoder, settings, log)
         requests = list(log.requests.values())
-    if not requests:
-        raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
     bitwise = find(decoder.target)
     result: dict[str, Any] = {
         "identity": identity,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "skipped": skipped,
+        "dtype": str(decoder.target.dtype).removeprefix("torch."),
+        "skipped": experiment.skipped,
         "runs": decoder.target.engine_facts,
         "bitwise": dataclasses.asdict(bitwise),
         "settings": {one.label: _summary([r for r in requests if r.setting == one.label]) for one in settings},
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": git_commit(),
     }
-    write_json(recipe.eval_dir / "exactness.json", result)
-    _print(result)
-    console.print(f"eval: {recipe.eval_dir / 'exactness.json'} holds this and every tie", markup=False, soft_wrap=True)
+    experiment.keep(result, show=_print, more=" and every tie")
     wrong = ("different", "ties") if bitwise.holds else ("different",)
     return not any(body[kind] for body in result["settings"].values() for kind in wrong)
 
@@ -96,19 +83,18 @@ def checked_decoder(recipe: Recipe, target: Target, head: str | Path | None) -> 
 
 
 def _answer_all(
-    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], settings: Sequence[Setting], recipe: Recipe, log: AnswerLog
-) -> list[str]:
-    """Fills the log; returns the ids of prompts that are too long."""
-    target, limit = decoder.target, recipe.eval.max_new_tokens
-    ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
-    fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], limit)]
+    experiment: Experiment, decoder: SpeculativeDecoder, settings: Sequence[Setting], log: AnswerLog
+) -> None:
+    """Fills the log."""
+    target, ids, fitting = experiment.target, experiment.ids, experiment.prompts
+    seed, limit = experiment.recipe.eval.seed, experiment.recipe.eval.max_new_tokens
     with ProgressBar("check", total=len(fitting) * len(settings), unit="answers", done=len(log.requests)) as bar:
         for setting in settings:
             missing = [prompt for prompt in fitting if (prompt.id, 0, setting.label) not in log.requests]
             for start in range(0, len(missing), BATCH):
                 batch = missing[start : start + BATCH]
                 rows = [ids[prompt.id] for prompt in batch]
-                seeds = [request_seed(recipe.eval.seed, prompt, 0, setting) for prompt in batch]
+                seeds = [request_seed(seed, prompt, 0, setting) for prompt in batch]
                 plain = answer_batch(decoder.plain(), rows, seeds=seeds, setting=setting, max_new_tokens=limit)
                 drafted = answer_batch(decoder, rows, seeds=seeds, setting=setting, max_new_tokens=limit)
                 for row, prompt in enumerate(batch):
@@ -144,7 +130,6 @@ def _answer_all(
                         )
                     )
                 bar.advance(len(batch))
-    return [prompt.id for prompt in prompts if prompt not in fitting]
 
 
 def _summary(requests: Sequence[Request]) -> dict[str, Any]:

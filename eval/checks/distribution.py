@@ -15,7 +15,6 @@ from rich.table import Table
 
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
-from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
 from eagle.eval.checks.chi_square import (
@@ -31,17 +30,12 @@ from eagle.eval.checks.chi_square import (
     holm,
     not_tested,
 )
-from eagle.eval.identity import evaluation_identity, text_identity
-from eagle.eval.line_log import LineLog
-from eagle.eval.runner import first_turn, fits
+from eagle.eval.experiment import Experiment, Job
 from eagle.eval.settings import Setting, parse_settings
-from eagle.eval.suites.prompt_set import recipe_prompts
 from eagle.eval.which_head import own_or_given
-from eagle.files import write_json
 from eagle.formats.checkpoint import load_head
-from eagle.progress import ProgressBar, console
+from eagle.progress import ProgressBar
 from eagle.sample.sampling import Sampling
-from eagle.target.prompt import prompt_ids
 from eagle.target.target import Target
 
 KEPT = 5
@@ -64,37 +58,28 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
             'add a setting such as "T=1"'
         )
     head_path = own_or_given(recipe, head)
-    loaded, prompts = load_head(head_path), recipe_prompts(recipe.eval)
-    target = Target.from_config(recipe.target, recipe.data.chat_template)
-    weights = text_identity(target)
-    assert target.tokenizer is not None
-    ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
-    fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], NEW_TOKENS)]
-    if not fitting:
-        raise EagleError("every prompt is longer than the target's context; see eval.prompts")
-    prompt = min(fitting, key=lambda one: len(ids[one.id]))  # the cheapest: every row reads it
-    ids_1T = torch.tensor([ids[prompt.id]], device=target.device)
-    identity = {
-        "check": "distribution",
-        **evaluation_identity(recipe, head_path, prompts),
-        "weights": weights,
-    }
-    with LineLog(recipe.eval_dir / "distribution.jsonl", identity) as log:
-        total, rows = len(settings) * len(LOSSLESS) * recipe.eval.check_rows, recipe.eval.check_rows
-        with ProgressBar("check", total=total, unit="rows", done=len(log.records) * rows) as bar:
-            for setting in settings:
-                sampling, exact = enumerable(setting, seed=recipe.eval.seed), dict[Any, float]()
-                for name in LOSSLESS:
-                    key = f"{setting.label} {name}"
-                    if key in log.records:
-                        continue
-                    with bare_generation_config(target):
-                        exact = exact or exact_joint(target, ids_1T, sampling, tokens=NEW_TOKENS)
-                        decoder = _decoder(recipe, target, loaded, name)
-                        values = _values(decoder, ids_1T, sampling, exact, rows=rows, bar=bar)
-                    log.append(key, {"setting": setting.label, "rule": name, **values})
-        records = list(log.records.values())
-    lines = verdicts({record["key"]: record for record in records})
+    loaded = load_head(head_path)
+    experiment = Experiment.of("distribution", recipe, max_new_tokens=NEW_TOKENS)
+    target, rows = experiment.target, recipe.eval.check_rows
+    prompt = min(experiment.prompts, key=lambda one: len(experiment.ids[one.id]))  # the cheapest: every row reads it
+    ids_1T = torch.tensor([experiment.ids[prompt.id]], device=target.device)
+
+    def job(setting: Setting, name: str, exact: Joint) -> Job:
+        """exact: of the setting, enumerated by the first rule that needs it."""
+
+        def run(bar: ProgressBar) -> dict[str, Any]:
+            sampling = enumerable(setting, seed=recipe.eval.seed)
+            with bare_generation_config(target):
+                if not exact:
+                    exact.update(exact_joint(target, ids_1T, sampling, tokens=NEW_TOKENS))
+                decoder = _decoder(recipe, target, loaded, name)
+                return _values(decoder, ids_1T, sampling, exact, rows=rows, bar=bar)
+
+        return Job(key=f"{setting.label} {name}", about={"setting": setting.label, "rule": name}, run=run)
+
+    identity = experiment.identity(head_path, "lossless rules")
+    jobs = [job(setting, name, exact) for setting in settings for exact in (Joint(),) for name in LOSSLESS]
+    lines = verdicts({record["key"]: record for record in experiment.run(jobs, identity, unit="rows", units=rows)})
     result = {
         "identity": identity,
         "prompt": prompt.id,
@@ -103,13 +88,8 @@ def check_distribution(recipe: Recipe, head: str | Path | None = None) -> bool:
         "dtype": str(target.dtype).removeprefix("torch."),
         "drawn_with": {one.label: dataclasses.asdict(enumerable(one, seed=recipe.eval.seed)) for one in settings},
         "rules": lines,
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": git_commit(),
     }
-    write_json(recipe.eval_dir / "distribution.json", result)
-    _print(result)
-    console.print(f"eval: {recipe.eval_dir / 'distribution.json'} holds this", markup=False, soft_wrap=True)
+    experiment.keep(result, show=_print)
     return all(line["tested"] and not line["rejected"] for line in lines)
 
 

@@ -17,24 +17,17 @@ import torch
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode_config import Ngram, SmallModel
-from eagle.environment import git_commit, hardware, versions
-from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
-from eagle.eval.identity import evaluation_identity, text_identity
-from eagle.eval.line_log import LineLog, Record
-from eagle.eval.methods import CommitClock, rotated
-from eagle.eval.quality.decoding_report import print_decoding, write_decoding
+from eagle.eval.experiment import Experiment, Job
+from eagle.eval.line_log import Record
+from eagle.eval.methods import CommitClock
+from eagle.eval.quality.decoding_report import markdown, print_decoding
 from eagle.eval.quality.likelihood import negative_log_likelihood
-from eagle.eval.runner import first_turn, fits
 from eagle.eval.suites.prompt import Prompt
-from eagle.eval.suites.prompt_set import recipe_prompts
-from eagle.eval.warm_up import warm_ups
 from eagle.eval.which_head import drafting_head
 from eagle.files import sha256_text
-from eagle.progress import ProgressBar, console
+from eagle.progress import ProgressBar
 from eagle.sample.stats import AcceptanceLength
-from eagle.target.prompt import prompt_ids
-from eagle.target.target import Target
 
 _BEAM = {"do_sample": False, "num_beams": 4}
 _SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -96,51 +89,35 @@ def compare_decoding(recipe: Recipe, head: str | Path | None = None) -> dict[str
 
     A killed comparison continues. Raises EagleError when all prompts are too long, or --head is not read.
     """
-    prompts, limit = recipe_prompts(recipe.eval), recipe.eval.max_new_tokens
-    target = Target.from_config(recipe.target, recipe.data.chat_template)
-    weights = text_identity(target)
+    limit = recipe.eval.max_new_tokens
+    experiment = Experiment.of("decoding", recipe, max_new_tokens=limit)
+    target = experiment.target
     target.use_engine(recipe.decode.engine)
     decoders = {"": SpeculativeDecoder(target, kernels=recipe.decode.kernels)}
     head_path = _head_of(recipe, head)
     if head_path is not None or isinstance(recipe.decode.drafter, Ngram | SmallModel):
         decoders[DRAFTED] = SpeculativeDecoder.from_pretrained(target, head_path, decode=recipe.decode)
-    assert target.tokenizer is not None
-    ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
-    fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], limit)]
-    if not fitting:
-        raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
-    jobs = [name + suffix for suffix in decoders for name, way in WAYS.items() if not (suffix and way.searches)]
-    identity = {
-        "decoding": {name: dict(way.keywords) for name, way in WAYS.items()},
-        **evaluation_identity(recipe, head_path, prompts),
-        "weights": weights,
-    }
-    with LineLog(recipe.eval_dir / "decoding.jsonl", identity) as log:
-        total = len(fitting) * len(jobs)
-        done = len(log.records)
-        with ProgressBar("decoding", total=total, unit="answers", done=done) as bar:
-            first = warm_ups(target, [[ids[prompt.id]] for prompt in fitting], few=8, max_new_tokens=limit)
-            for (number, tokens), job in itertools.product(first if done < total else [], jobs):
-                _answer(decoders, job, ids[fitting[number].id], seed=0, limit=tokens)
-            for number, prompt in enumerate(fitting):
-                for job in rotated(dict.fromkeys(jobs), number):
-                    key = f"{prompt.id} {job}"
-                    if key not in log.records:
-                        seed = int(sha256_text(f"{recipe.eval.seed} {prompt.id}")[:15], 16)
-                        found = _answer(decoders, job, ids[prompt.id], seed=seed, limit=limit)
-                        log.append(key, {"prompt": prompt.id, "way": job, "seed": seed, **found})
-                        bar.advance(1)
-        records = list(log.records.values())
-    result = _result(recipe, head_path, fitting, jobs, records)
-    result["skipped"] = [prompt.id for prompt in prompts if prompt not in fitting]
-    write_decoding(recipe.eval_dir, result)
-    print_decoding(result)
-    console.print(
-        f"eval: {recipe.eval_dir / 'decoding.md'} holds all texts, decoding.json all figures",
-        markup=False,
-        soft_wrap=True,
+    ways = [name + suffix for suffix in decoders for name, way in WAYS.items() if not (suffix and way.searches)]
+
+    def job(prompt: Prompt, name: str) -> Job:
+        seed = int(sha256_text(f"{recipe.eval.seed} {prompt.id}")[:15], 16)
+
+        def run(bar: ProgressBar) -> dict[str, Any]:
+            found = _answer(decoders, name, experiment.ids[prompt.id], seed=seed, limit=limit)
+            bar.advance(1)
+            return found
+
+        return Job(key=f"{prompt.id} {name}", about={"prompt": prompt.id, "way": name, "seed": seed}, run=run)
+
+    records = experiment.run(
+        [job(prompt, name) for prompt, name in experiment.in_turns(ways)],
+        experiment.identity(head_path, {name: dict(way.keywords) for name, way in WAYS.items()}),
+        before=experiment.warm_up(
+            ways, lambda prompt, name, tokens: _answer(decoders, name, experiment.ids[prompt.id], seed=0, limit=tokens)
+        ),
     )
-    return result
+    result = {**_result(recipe, head_path, experiment.prompts, ways, records), "skipped": experiment.skipped}
+    return experiment.keep(result, show=print_decoding, page=markdown, more=", decoding.md all texts")
 
 
 def _head_of(recipe: Recipe, head: str | Path | None) -> str | Path | None:
@@ -220,7 +197,4 @@ def _result(
         "ways": ways,
         "definitions": DEFINITIONS,
         "texts": texts,
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": git_commit(),
     }

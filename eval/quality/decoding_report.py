@@ -1,7 +1,6 @@
 """decoding.json, decoding.md and the terminal's view of a comparison of ways to decode."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,17 +8,10 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from eagle.eval.report.parts import Table, number
-from eagle.eval.report.summary import bullets, measured_on, print_tables, write_text
-from eagle.files import write_json
+from eagle.eval.report.summary import bullets, measured_on, print_tables
 
 TEXTS_SHOWN = 2
 """Prompts whose texts the terminal shows."""
-
-
-def write_decoding(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes decoding.json and decoding.md into `folder`, each atomically."""
-    write_json(folder / "decoding.json", result)
-    write_text(folder / "decoding.md", markdown(result))
 
 
 def ways_table(result: Mapping[str, Any]) -> Table:

@@ -6,7 +6,6 @@ First turns only; the rules take turns prompt by prompt, their order rotating.
 """
 
 import dataclasses
-import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -18,25 +17,19 @@ import torch
 from eagle.config import Recipe
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode_config import Plain
-from eagle.environment import git_commit, hardware, versions
 from eagle.errors import EagleError
 from eagle.eval.batch_answer import bare_generation_config
-from eagle.eval.identity import evaluation_identity, text_identity
-from eagle.eval.line_log import LineLog, Record
-from eagle.eval.methods import rotated
+from eagle.eval.experiment import Experiment, Job
+from eagle.eval.line_log import Record
 from eagle.eval.quality.likelihood import negative_log_likelihood
-from eagle.eval.quality.quality_report import print_quality, write_quality
-from eagle.eval.runner import first_turn, fits, request_seed
+from eagle.eval.quality.quality_report import markdown, print_quality
+from eagle.eval.runner import request_seed
 from eagle.eval.settings import Setting, parse_settings
 from eagle.eval.statistics import FEWEST, RESAMPLES, paired_difference, paired_ratio
 from eagle.eval.suites.prompt import Prompt
-from eagle.eval.suites.prompt_set import recipe_prompts
-from eagle.eval.warm_up import warm_ups
 from eagle.eval.which_head import drafting_head
-from eagle.progress import ProgressBar, console
+from eagle.progress import ProgressBar
 from eagle.sample.stats import AcceptanceLength
-from eagle.target.prompt import prompt_ids
-from eagle.target.target import Target
 from eagle.verify.rules import make_rule
 
 LOSSLESS = "coupled"
@@ -68,72 +61,54 @@ def compare_quality(recipe: Recipe, head: str | Path | None = None) -> dict[str,
 
     A killed comparison continues. Raises EagleError without a drafter or head, or when all prompts are too long.
     """
-    prompts, settings, limit = (
-        recipe_prompts(recipe.eval),
-        parse_settings(recipe.eval.sampling),
-        recipe.eval.max_new_tokens,
-    )
-    target = Target.from_config(recipe.target, recipe.data.chat_template)
-    weights = text_identity(target)
+    settings, limit = parse_settings(recipe.eval.sampling), recipe.eval.max_new_tokens
     if isinstance(recipe.decode.drafter, Plain):
         raise EagleError('decode.drafter is "none": without drafts all rules say the same; name a drafter')
     head_path = drafting_head(recipe, head)
     rules = {name: make_rule(recipe.decode.kind_of_rule(name)) for name in RULES}
+    experiment = Experiment.of("quality", recipe, max_new_tokens=limit)
     decode = recipe.decode.as_published()  # the same trees for all: tuned ones are the lossless rule's only
     decoders = {
-        name: SpeculativeDecoder.from_pretrained(target, head_path, decode=decode, rule=rule)
+        name: SpeculativeDecoder.from_pretrained(experiment.target, head_path, decode=decode, rule=rule)
         for name, rule in rules.items()
     }
-    assert target.tokenizer is not None
-    ids = {prompt.id: prompt_ids(target.tokenizer, first_turn(prompt)) for prompt in prompts}
-    fitting = [prompt for prompt in prompts if fits(target, ids[prompt.id], limit)]
-    if not fitting:
-        raise EagleError("every prompt is longer than the target's context; see eval.prompts and eval.max_new_tokens")
-    identity = {
-        "quality": {name: _described(rule) for name, rule in rules.items()},
-        **evaluation_identity(recipe, head_path, prompts),
-        "weights": weights,
-    }
-    with LineLog(recipe.eval_dir / "quality.jsonl", identity) as log:
-        total = len(fitting) * len(settings) * len(rules)
-        with ProgressBar("quality", total=total, unit="answers", done=len(log.records)) as bar:
-            first = warm_ups(target, [[ids[prompt.id]] for prompt in fitting], few=8, max_new_tokens=limit)
-            for (number, tokens), name in itertools.product(first if len(log.records) < total else [], rules):
-                prompt = fitting[number]
-                _answer(decoders[name], prompt, ids[prompt.id], settings[0], seed=0, limit=tokens)
-            for setting in settings:
-                for number, prompt in enumerate(fitting):
-                    for name in rotated(rules, number):
-                        key = f"{prompt.id} {setting.label} {name}"
-                        if key in log.records:
-                            continue
-                        seed = request_seed(recipe.eval.seed, prompt, 0, setting)
-                        found = _answer(decoders[name], prompt, ids[prompt.id], setting, seed=seed, limit=limit)
-                        log.append(key, {"prompt": prompt.id, "setting": setting.label, "rule": name, **found})
-                        bar.advance(1)
-        records = list(log.records.values())
+    described = {name: _described(rule) for name, rule in rules.items()}
+    identity = experiment.identity(head_path, described)
+
+    def answer(prompt: Prompt, name: str, setting: Setting, *, seed: int, tokens: int) -> dict[str, Any]:
+        return _answer(decoders[name], prompt, experiment.ids[prompt.id], setting, seed=seed, limit=tokens)
+
+    def job(prompt: Prompt, name: str, setting: Setting) -> Job:
+        def run(bar: ProgressBar) -> dict[str, Any]:
+            seed = request_seed(recipe.eval.seed, prompt, 0, setting)
+            found = answer(prompt, name, setting, seed=seed, tokens=limit)
+            bar.advance(1)
+            return found
+
+        about = {"prompt": prompt.id, "setting": setting.label, "rule": name}
+        return Job(key=f"{prompt.id} {setting.label} {name}", about=about, run=run)
+
+    records = experiment.run(
+        [job(prompt, name, setting) for setting in settings for prompt, name in experiment.in_turns(rules)],
+        identity,
+        before=experiment.warm_up(
+            rules, lambda prompt, name, tokens: answer(prompt, name, settings[0], seed=0, tokens=tokens)
+        ),
+    )
     result = {
-        "prompts": len(fitting),
-        "with_reference": sum(reference_number(prompt) is not None for prompt in fitting),
+        "prompts": len(experiment.prompts),
+        "with_reference": sum(reference_number(prompt) is not None for prompt in experiment.prompts),
         "max_new_tokens": limit,
-        "rules": identity["quality"],
+        "rules": described,
         "settings": {
             one.label: summary([r for r in records if r["setting"] == one.label], seed=recipe.eval.seed)
             for one in settings
         },
         "definitions": DEFINITIONS,
-        "skipped": [prompt.id for prompt in prompts if prompt not in fitting],
+        "skipped": experiment.skipped,
         "identity": identity,
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": git_commit(),
     }
-    write_quality(recipe.eval_dir, result)
-    print_quality(result)
-    console.print(
-        f"eval: {recipe.eval_dir / 'quality.json'} holds this, quality.jsonl every answer", markup=False, soft_wrap=True
-    )
-    return result
+    return experiment.keep(result, show=print_quality, page=markdown, more=", quality.jsonl every answer")
 
 
 def _described(rule: Any) -> str:

@@ -1,21 +1,13 @@
 """quality.json, quality.md and the table of a comparison of lossy rules with the lossless one."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from eagle.eval.report.parts import Table, number, ratio_text
-from eagle.eval.report.summary import bullets, measured_on, print_tables, write_text
+from eagle.eval.report.summary import bullets, measured_on, print_tables
 from eagle.eval.statistics import FEWEST, Estimate
-from eagle.files import write_json
-
-
-def write_quality(folder: Path, result: Mapping[str, Any]) -> None:
-    """Writes quality.json and quality.md into `folder`, each atomically."""
-    write_json(folder / "quality.json", result)
-    write_text(folder / "quality.md", markdown(result))
 
 
 def rules_table(body: Mapping[str, Any], caption: str) -> Table:
