@@ -4,11 +4,18 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class EagleError(ValueError):
-    """A mistake the user can mend: the message says what was got, what was expected and the remedy.
+    """A mistake the user can mend: the message says what was got, what was expected and, behind a semicolon, the remedy.
+
+    found, remedy: the message's two parts, where somebody says them apart. code: for callers that know better what to say of
+    one kind of mistake.
 
     The command line prints the message alone and exits with code 2; any other exception is a defect of ours and keeps
     its traceback.
     """
+
+    def __init__(self, found: str, *, remedy: str = "", code: str = ""):
+        super().__init__(f"{found}; {remedy}" if remedy else found)
+        self.found, self.remedy, self.code = found, remedy, code
 
 
 def check_choices(section: object, name: str) -> None:

@@ -23,11 +23,11 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
     try:
         values: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise EagleError(f"{file} cannot be read ({error.strerror}); {remedy}") from error
+        raise EagleError(f"{file} cannot be read ({error.strerror})", remedy=remedy) from error
     except ValueError as error:  # of JSON, or of UTF-8
-        raise EagleError(f"{file} is not valid JSON ({error}), damaged or cut short; {remedy}") from error
+        raise EagleError(f"{file} is not valid JSON ({error}), damaged or cut short", remedy=remedy) from error
     if not isinstance(values, dict):
-        raise EagleError(f"{file} holds a {type(values).__name__}, expected an object ({{...}}); {remedy}")
+        raise EagleError(f"{file} holds a {type(values).__name__}, expected an object ({{...}})", remedy=remedy)
     return values
 
 

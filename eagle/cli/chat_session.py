@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eagle.cli.decoding import DEFAULT_NEW_TOKENS, keywords_of
-from eagle.decode.arguments import resolve
+from eagle.decode.arguments import NO_EFFECT_ON_GREEDY, resolve
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.decode.pieces import Piece
 from eagle.errors import EagleError
@@ -208,7 +208,7 @@ class ChatSession:
         try:
             resolve(self.decoder.target, torch.tensor([[0]]), torch.tensor([[1]]), **keywords)
         except EagleError as error:
-            if "no effect on greedy" not in str(error):
+            if error.code != NO_EFFECT_ON_GREEDY:
                 raise
             name = next(key for key in ("top_k", "top_p", "min_p") if key in keywords)
             raise EagleError(

@@ -60,6 +60,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "prompt_lookup_num_tokens"), (0,)),
 }
 # What a keyword may say on greedy rows without being ignored.
+NO_EFFECT_ON_GREEDY = "no effect on greedy"
+"""Code of the error about a filter of sampling that is asked of greedy decoding."""
 _GREEDY: dict[str, tuple[Any, ...]] = {"temperature": (0, 1), "top_k": (0, 50), "top_p": (1,), "min_p": (0,)}
 
 _OF_PRESETS = ("do_sample", "temperature", "top_p", "top_k", "max_new_tokens", "max_length")
@@ -231,7 +233,11 @@ def _refuse_ignored(keywords: dict[str, Any]) -> None:
         value = keywords.get(name)
         values = value if isinstance(value, (list, tuple)) else [value]
         if not all(one is None or one in without_effect for one in values):
-            raise EagleError(f"{name}={value} has no effect on greedy decoding; set do_sample=True, or leave it out")
+            raise EagleError(
+                f"{name}={value} has no effect on greedy decoding",
+                remedy="set do_sample=True, or leave it out",
+                code=NO_EFFECT_ON_GREEDY,
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,8 @@ def read_window(values: Mapping[str, Any]) -> tuple[int | None, str | None]:
     types, size, used = (values.get(key) for key in ("layer_types", "sliding_window", "use_sliding_window"))
     if types is not None and (not isinstance(types, list) or not types or types != types[:1] * len(types)):
         raise EagleError(
-            f"layer_types is {types!r}, expected a list with the head's one layer: {FULL!r} or {SLIDING!r}"
+            f"layer_types is {types!r}, expected a list with the head's one layer: {FULL!r} or {SLIDING!r}",
+            remedy="write the one that the head was trained with",
         )
     kind = _implied(values) if types is None else types[0]
     if kind == FULL:
@@ -31,16 +32,18 @@ def read_window(values: Mapping[str, Any]) -> tuple[int | None, str | None]:
         return None, f"sliding_window {size!r} is not used: no layer is said to have a window" if idle else None
     if kind != SLIDING:
         raise EagleError(
-            f"layer_types is {types!r}: heads here have {FULL} or {SLIDING}, so this one cannot be imported"
+            f"layer_types is {types!r}: heads here have {FULL} or {SLIDING}, so this one cannot be imported",
+            remedy="write one of them if the head was trained so",
         )
     if used is False:
         raise EagleError(
-            f"layer_types is {types!r}, but use_sliding_window is false; keep the one that the head was trained with"
+            f"layer_types is {types!r}, but use_sliding_window is false",
+            remedy="keep the one that the head was trained with",
         )
     if type(size) is not int or size < 1:
         raise EagleError(
-            f"the head's layer has a window, and sliding_window is {size!r}, expected a whole number of at least 1; "
-            f'write the window of the training, or "layer_types": ["{FULL}"]'
+            f"the head's layer has a window, and sliding_window is {size!r}, expected a whole number of at least 1",
+            remedy=f'write the window of the training, or "layer_types": ["{FULL}"]',
         )
     return size, f"attention window: {size} positions (sliding_window)"
 
@@ -56,7 +59,8 @@ def _implied(values: Mapping[str, Any]) -> str:
     if used and size is not None:
         raise EagleError(
             f"use_sliding_window is true and sliding_window {size!r}, but layer_types is missing, and a Llama layer has no "
-            f'window without; write "layer_types": ["{SLIDING}"] or ["{FULL}"], as the head was trained'
+            "window without",
+            remedy=f'write "layer_types": ["{SLIDING}"] or ["{FULL}"], as the head was trained',
         )
     return FULL
 

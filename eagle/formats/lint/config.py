@@ -283,12 +283,11 @@ def window(look: Look) -> Iterator[Found]:
     try:
         size, _ = read_window(look.head.layer)
     except EagleError as error:
-        evidence, _, remedy = str(error).rpartition("; ")
         yield Found(
             severity="silently wrong",
-            evidence=evidence or str(error),
+            evidence=error.found,
             effect=f"{look.name} sees another part of the text than the head was trained with, or raises",
-            remedy=remedy,
+            remedy=error.remedy,
         )
         return
     told = look.head.layer.get("layer_types") is not None

@@ -152,8 +152,7 @@ def read_head(folder: Path) -> HeadFiles:
     try:
         config = read_object(folder / "config.json", remedy="write it again from the head's source")
     except EagleError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        troubles.append(Trouble(rule="config-file", evidence=found, remedy=remedy))
+        troubles.append(Trouble(rule="config-file", evidence=error.found, remedy=error.remedy))
     tensors = _read_tensors(folder, troubles)
     return HeadFiles(folder=folder, config=config, tensors=tensors, troubles=tuple(troubles))
 
@@ -175,9 +174,9 @@ def _read_tensors(folder: Path, troubles: list[Trouble]) -> dict[str, torch.Tens
 
 def _read_shards(index: Path, troubles: list[Trouble]) -> dict[str, torch.Tensor]:
     try:
-        weight_map = read_object(index, remedy="").get("weight_map")
+        weight_map = read_object(index, remedy="save the head again").get("weight_map")
     except EagleError as error:
-        troubles.append(Trouble(rule="index", evidence=str(error).rstrip("; "), remedy="save the head again"))
+        troubles.append(Trouble(rule="index", evidence=error.found, remedy=error.remedy))
         return {}
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         evidence = f"{index.name} has no weight_map (tensor: file)"
