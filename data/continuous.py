@@ -25,7 +25,7 @@ while what is written first stays a fair sample of the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Queued:
     """A rendered prompt that waits for its answer."""
 
     key: str
@@ -37,10 +37,10 @@ class Prompt:
 
 
 @dataclass(kw_only=True)
-class Row:
+class Answering:
     """A slot's occupant: its answer so far. The last token is not in the cache yet."""
 
-    prompt: Prompt
+    prompt: Queued
     noise: torch.Generator
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
@@ -69,7 +69,7 @@ class ContinuousDecoder:
     def __init__(
         self,
         target: Target,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Queued],
         *,
         batch_size: int,
         max_new_tokens: int,
@@ -81,13 +81,13 @@ class ContinuousDecoder:
         """Tokens so far, over all rows."""
         self._max_new_tokens, self._seed, self._prefill_tokens = max_new_tokens, seed, prefill_tokens
         window = WINDOW * batch_size
-        self._waiting: deque[Prompt] = deque()
+        self._waiting: deque[Queued] = deque()
         for start in range(0, len(prompts), window):
             self._waiting.extend(sorted(prompts[start : start + window], key=lambda prompt: len(prompt.input_ids_T)))
         longest = max((len(prompt.input_ids_T) for prompt in prompts), default=0)
         self._capacity = longest + max_new_tokens
         rows = max(1, min(batch_size, len(prompts)))
-        self._rows: list[Row | None] = [None] * rows
+        self._rows: list[Answering | None] = [None] * rows
         self._cache = target.new_cache(rows=rows, capacity=self._capacity)
         self._refill_at = max(1, rows // 16)  # free slots worth a prefill: one at a time would interrupt too often
 
@@ -100,10 +100,10 @@ class ContinuousDecoder:
         return bool(self._waiting) or self.live > 0
 
     @torch.inference_mode()
-    def step(self) -> list[Row]:
+    def step(self) -> list[Answering]:
         """Seats waiting prompts in free slots, adds one token to every live row, returns the rows that ended."""
         free = len(self._rows) - self.live
-        ended: list[Row] = []
+        ended: list[Answering] = []
         if self._waiting and (free >= self._refill_at or free == len(self._rows)):
             ended += self._seat()
         if self.live == 0:
@@ -123,7 +123,7 @@ class ContinuousDecoder:
                 self._leave(slot)
         return ended
 
-    def _seat(self) -> list[Row]:
+    def _seat(self) -> list[Answering]:
         """Prefills as many waiting prompts as there are free slots; each gets its first token."""
         slots = [slot for slot, row in enumerate(self._rows) if row is None][: len(self._waiting)]
         rows = []
@@ -135,8 +135,8 @@ class ContinuousDecoder:
                 limit=self._max_new_tokens,
                 temperature=prompt.temperature,
             )
-            rows.append(Row(prompt=prompt, noise=row_generator(self._seed, prompt.key), sampler=sampler))
-        ended: list[Row] = []
+            rows.append(Answering(prompt=prompt, noise=row_generator(self._seed, prompt.key), sampler=sampler))
+        ended: list[Answering] = []
         for batch_B in plan_batches(np.array([len(row.prompt.input_ids_T) for row in rows]), self._prefill_tokens):
             group = [rows[i] for i in batch_B]
             lengths_B = torch.tensor([len(row.prompt.input_ids_T) for row in group])
@@ -155,11 +155,11 @@ class ContinuousDecoder:
                 self._cache.copy_row(slot, cache, b)
         return ended
 
-    def _extend(self, rows: Sequence[Row], features_BH: torch.Tensor) -> list[Row | None]:
+    def _extend(self, rows: Sequence[Answering], features_BH: torch.Tensor) -> list[Answering | None]:
         """Gives each row the token that follows features_BH; names those that this ends."""
         tokens = choose_tokens(self.target.logits(features_BH), rows)
         self.generated += len(rows)
-        over: list[Row | None] = []
+        over: list[Answering | None] = []
         for row, token in zip(rows, tokens):
             row.tokens.append(token)
             row.finished = token in self.target.eos_token_ids
@@ -185,7 +185,7 @@ def row_generator(seed: int, key: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def choose_tokens(logits_BV: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+def choose_tokens(logits_BV: torch.Tensor, rows: Sequence[Answering]) -> list[int]:
     """The next token of each row: the argmax, or at temperature T > 0 the winner of an exponential race.
 
     argmax_x p(x) / E(x) with p = softmax(logits / T) and E ~ Exp(1) is a sample from p (the Gumbel-max trick). From 31

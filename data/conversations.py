@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle.data import loss_flags
-from eagle.data.sources import Rejected, Row, RowError, read_rows, resolve
+from eagle.data.sources import Rejected, RowError, SourceRow, read_rows, resolve
 from eagle.files import sha256_text
 
 Message = dict[str, Any]
@@ -92,7 +92,7 @@ def read_conversations(sources: str | Iterable[str], *, split: str = "train") ->
                 yield row if isinstance(row, Rejected) else read_conversation(row)
 
 
-def read_conversation(row: Row) -> Conversation | Rejected:
+def read_conversation(row: SourceRow) -> Conversation | Rejected:
     """Interprets one row."""
     try:
         return _interpret(row)
@@ -102,7 +102,7 @@ def read_conversation(row: Row) -> Conversation | Rejected:
         return Rejected(row.origin, "cannot be read", f"{type(error).__name__}: {error!s:.80}")
 
 
-def _interpret(row: Row) -> Conversation:
+def _interpret(row: SourceRow) -> Conversation:
     value, notes = row.value, list[str]()
     if not isinstance(value, Mapping):
         raise RowError("not an object", f"got {_kind(value)}, {_EXPECTED}")

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle.config import Recipe
 from eagle.data.chat_template import RenderError, frame_of
-from eagle.data.continuous import ContinuousDecoder, Prompt, Row
+from eagle.data.continuous import Answering, ContinuousDecoder, Queued
 from eagle.data.conversations import Conversation, Message, read_conversations
 from eagle.data.own_settings import followed
 from eagle.data.sources import SUFFIXES, Rejected
@@ -45,7 +45,7 @@ WRITE_EVERY = 16
 class Question:
     """A conversation's beginning, up to its first user turn, and where it is from."""
 
-    prompt: Prompt
+    prompt: Queued
     source: str
     messages: tuple[Message, ...]
 
@@ -185,7 +185,7 @@ def _opened(tokenizer: PreTrainedTokenizerBase) -> str:
         return ""  # of a template that rejects the plainest conversation; what else it takes shows as it comes
 
 
-def _line(question: Question, row: Row, tokenizer: PreTrainedTokenizerBase, *, opened: str) -> dict[str, Any]:
+def _line(question: Question, row: Answering, tokenizer: PreTrainedTokenizerBase, *, opened: str) -> dict[str, Any]:
     ids = row.tokens[:-1] if row.finished else row.tokens
     # An answer cut inside a character ends in half of it, which decodes to U+FFFD.
     text = tokenizer.decode(ids, skip_special_tokens=True).rstrip("�")
@@ -236,7 +236,7 @@ def _questions(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, vocab_size
             temperature = settings.temperatures[(accepted + sample) % len(settings.temperatures)]
             name = key if sample == 0 else f"{key}~{sample}"
             yield Question(
-                prompt=Prompt(key=name, input_ids_T=np.array(ids, dtype=np.int32), temperature=temperature),
+                prompt=Queued(key=name, input_ids_T=np.array(ids, dtype=np.int32), temperature=temperature),
                 source=source,
                 messages=tuple(messages),
             )

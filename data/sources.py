@@ -39,7 +39,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SourceRow:
     """A row as it was read, not interpreted yet."""
 
     origin: str
@@ -132,12 +132,12 @@ def count_rows(source: Source) -> int:
     return sum(1 for _ in read_rows(source))
 
 
-def read_rows(source: Source) -> Iterator[Row | Rejected]:
+def read_rows(source: Source) -> Iterator[SourceRow | Rejected]:
     """The rows of a source, one at a time; memory does not grow with the source.
 
     Raises EagleError when the source as a whole is unreadable or has no row at all.
     """
-    rows: Iterator[Row | Rejected]
+    rows: Iterator[SourceRow | Rejected]
     if source.path is None:
         rows = _data_set_rows(load_hub(source), name=source.name)
     elif source.path.suffix == ".parquet":
@@ -176,7 +176,7 @@ def _open(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def _line_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
+def _line_rows(path: Path, *, name: str) -> Iterator[SourceRow | Rejected]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if number == 1:
@@ -185,9 +185,9 @@ def _line_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
                 yield _parse(line, origin=f"{name}:{number}")
 
 
-def _parse(line: bytes, *, origin: str) -> Row | Rejected:
+def _parse(line: bytes, *, origin: str) -> SourceRow | Rejected:
     try:
-        return Row(origin, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
+        return SourceRow(origin, json.loads(line.rstrip(b"\r\n").decode("utf-8")))
     except UnicodeDecodeError as error:
         return Rejected(origin, "not UTF-8", f"byte {error.start} of the line")
     except json.JSONDecodeError as error:
@@ -214,7 +214,7 @@ def _is_json_document(path: Path) -> bool:
     return False
 
 
-def _document_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
+def _document_rows(path: Path, *, name: str) -> Iterator[SourceRow | Rejected]:
     """The elements of a JSON array (or objects one after another), read in chunks; origins are where each begins."""
     decoder, lenient = json.JSONDecoder(), json.JSONDecoder(parse_int=float)
     buffer, line, at_end = "", 1, False
@@ -225,11 +225,11 @@ def _document_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
                 skipped = len(buffer) - len(buffer.lstrip(" \t\r\n,[]"))
                 line += buffer.count("\n", 0, skipped)
                 buffer = buffer[skipped:]
-                row: Row | Rejected
+                row: SourceRow | Rejected
                 try:
                     try:
                         value, end = decoder.raw_decode(buffer)
-                        row = Row(f"{name}:{line}", value)
+                        row = SourceRow(f"{name}:{line}", value)
                     except json.JSONDecodeError:
                         raise
                     except ValueError:
@@ -259,7 +259,7 @@ def _document_rows(path: Path, *, name: str) -> Iterator[Row | Rejected]:
             raise EagleError(f"{path} is not UTF-8 ({error.reason} near line {line}); save it as UTF-8") from error
 
 
-def _parquet_rows(path: Path, *, name: str) -> Iterator[Row]:
+def _parquet_rows(path: Path, *, name: str) -> Iterator[SourceRow]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
@@ -270,9 +270,9 @@ def _parquet_rows(path: Path, *, name: str) -> Iterator[Row]:
         raise EagleError(f"{path} is not a readable Parquet file: {error}") from error
 
 
-def _data_set_rows(data: Any, *, name: str) -> Iterator[Row]:
+def _data_set_rows(data: Any, *, name: str) -> Iterator[SourceRow]:
     for number, value in enumerate(data, 1):
-        yield Row(f"{name}:{number}", value)
+        yield SourceRow(f"{name}:{number}", value)
 
 
 def load_hub(source: Source) -> Any:

@@ -113,14 +113,14 @@ class Summary(Part):
             raise ValueError("settings is empty")
 
 
-class Target(Part):
+class MeasuredTarget(Part):
     """Of Target.identity(), what is shown."""
 
     model: str | None = None
     weights_sha256: str | None = None
 
 
-class Head(Part):
+class MeasuredHead(Part):
     path: str
     sha256: str | None
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -237,10 +237,10 @@ class Results(Summary):
     """ISO 8601, UTC"""
     identity: dict[str, Any]
     """What must be equal for these results to stand for another call of eagle eval"""
-    target: Target
+    target: MeasuredTarget
     target_dtype: str
     runs: Runs = Runs()
-    head: Head
+    head: MeasuredHead
     training: Training | None = None
     recipe: dict[str, Any]
     """The resolved recipe"""

@@ -1,7 +1,7 @@
 """How kernels are measured: the result is checked first, and a wrong one gets no time.
 
-A kernel's bench.py yields `Case`s; `measured` turns one into a `Row`; `report` prints rows and ends in one JSON line. On a
-CPU the kernels run in Triton's interpreter and only correctness is told.
+A kernel's bench.py yields `Case`s; `measured` turns one into a `Measurement`; `report` prints them and ends in one JSON line. On
+a CPU the kernels run in Triton's interpreter and only correctness is told.
 """
 
 import json
@@ -42,7 +42,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Measurement:
     """What came out. Times are medians in microseconds; None where nothing was timed."""
 
     kernel: str
@@ -75,7 +75,7 @@ def interpret_without_gpu() -> torch.device:
     return torch.device("cpu")
 
 
-def measured(case: Case) -> Row:
+def measured(case: Case) -> Measurement:
     """Checks the case; on a GPU, when it is right, times it and its baselines. What raises is a finding, of this case alone."""
     about: dict[str, Any] = dict(
         kernel=case.kernel, case=case.name, bytes=case.cost.bytes, flops=case.cost.flops, correct=False, error=None
@@ -83,12 +83,14 @@ def measured(case: Case) -> Row:
     try:
         expected = case.reference()
         error = difference(case.run(), expected)
-        row = Row(**{**about, "correct": error <= case.tolerance, "error": error if error < float("inf") else None})
+        row = Measurement(
+            **{**about, "correct": error <= case.tolerance, "error": error if error < float("inf") else None}
+        )
         if not row.correct or interpreting() or not torch.cuda.is_available():
             return row
         fast, median, slow = microseconds(case.run)
     except Exception as problem:
-        return Row(**about, problem=_told(problem))
+        return Measurement(**about, problem=_told(problem))
     timed: dict[str, Any] = {"us": median, "us_p20": fast, "us_p80": slow}
     limits = device_named(torch.cuda.get_device_name())
     if limits is not None:
@@ -101,7 +103,7 @@ def measured(case: Case) -> Row:
             baselines[name] = microseconds(call)[1] if wrong <= case.tolerance else f"wrong by {wrong:.2g}"
         except Exception as problem:  # it may not take this case, or not have the memory
             baselines[name] = _told(problem)
-    return Row(**{**asdict(row), **timed, "baselines_us": baselines})
+    return Measurement(**{**asdict(row), **timed, "baselines_us": baselines})
 
 
 def _told(problem: Exception) -> str:
@@ -135,7 +137,7 @@ def microseconds(call: Call, *, warm_ups: int = 10, repeats: int = 50) -> tuple[
     return fast, median, slow
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Measurement]) -> str:
     """The table. A ratio stands only beside a correct result."""
     lines = [
         "| kernel | case | error | time us | roofline us | share | bound | others us (speed-up) |",

@@ -323,7 +323,7 @@ def test_a_speculators_folder_is_sound_for_vllm_and_no_folder_of_sglangs(
 
 def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor, tmp_path: Path) -> None:
     """The same nested ids, read as SGLang reads them for each family (held against the ids at the top level)."""
-    from eagle.formats.lint.files import TargetFacts, read_head
+    from eagle.formats.lint.files import TargetNumbers, read_head
     from eagle.formats.lint.layers import layer_convention, layer_ids
     from eagle.formats.lint.rules import Look
 
@@ -345,7 +345,7 @@ def test_deepseek_and_gpt_oss_count_layers_their_own_way(embedding: torch.Tensor
         lint_cases._nested(nested, eagle_aux_hidden_state_layer_ids=top)(values, state)
         look = Look(
             head=read_head(write(tmp_path / family, values, state)),
-            target=TargetFacts(model_type=family, num_layers=8, **facts),  # type: ignore[arg-type]
+            target=TargetNumbers(model_type=family, num_layers=8, **facts),  # type: ignore[arg-type]
             runtime="sglang",
         )
         assert list(layer_convention(look)) == [], family

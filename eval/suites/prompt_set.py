@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from eagle.config import EvalConfig
 from eagle.data.conversations import Conversation, read_conversation
-from eagle.data.sources import Rejected, Row, read_rows, resolve
+from eagle.data.sources import Rejected, SourceRow, read_rows, resolve
 from eagle.errors import EagleError
 from eagle.eval.suites.prompt import Prompt as Prompt
 from eagle.eval.suites.spec_bench import foreign, looks_like
@@ -233,21 +233,21 @@ def _read_source(name: str, split: str) -> Iterator[Prompt]:
             conversation = row if isinstance(row, Rejected) else read_conversation(_as_question(row))
             if isinstance(conversation, Rejected):
                 raise EagleError(f"{conversation}; mend or remove that row of eval.prompts")
-            assert isinstance(row, Row)
+            assert isinstance(row, SourceRow)
             yield _prompt(conversation, row.value, short)
 
 
-def _as_question(row: Row) -> Row:
+def _as_question(row: SourceRow) -> SourceRow:
     """Rows of the hub's evaluation sets in a shape that conversations have: a list of turns as prompt, a bare question."""
     value = row.value
     if not isinstance(value, Mapping) or value.get("turns") is not None:
         return row
     prompt = value.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(turn, str) for turn in prompt):
-        return Row(row.origin, {**value, "turns": prompt})
+        return SourceRow(row.origin, {**value, "turns": prompt})
     shapes = ("messages", "conversations", "conversation", "instruction", "prompt")
     if isinstance(value.get("question"), str) and all(value.get(key) is None for key in shapes):
-        return Row(row.origin, {**value, "turns": [value["question"]]})
+        return SourceRow(row.origin, {**value, "turns": [value["question"]]})
     return row
 
 

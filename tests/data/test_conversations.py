@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle.data.conversations import Conversation, read_conversation, read_conversations
-from eagle.data.sources import Rejected, Row, count_rows, read_rows, resolve, shipped_files
+from eagle.data.sources import Rejected, SourceRow, count_rows, read_rows, resolve, shipped_files
 from eagle.errors import EagleError
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -82,7 +82,7 @@ def pairs(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def row(value: Any) -> Conversation | Rejected:
-    return read_conversation(Row("file.jsonl:1", value))
+    return read_conversation(SourceRow("file.jsonl:1", value))
 
 
 def accepted(value: Any) -> Conversation:

@@ -11,7 +11,7 @@ from eagle.data.conversations import Conversation, read_conversation
 from eagle.data.loss_flags import NOT_FOLLOWED
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.render import Rendered, Renderer
-from eagle.data.sources import Rejected, Row
+from eagle.data.sources import Rejected, SourceRow
 from eagle.target.loading import load_tokenizer
 from tests.data.test_render import QWEN3, runs, tokenizer_of
 from tests.tiny import CHATML, tiny_tokenizer
@@ -28,7 +28,7 @@ def row(flags: dict[int, dict[str, Any]] | None = None, **fields: Any) -> dict[s
 
 def supervised(value: dict[str, Any], template: str = CHATML) -> list[str]:
     tokenizer = tokenizer_of(template)
-    conversation = read_conversation(Row("file:1", value))
+    conversation = read_conversation(SourceRow("file:1", value))
     assert isinstance(conversation, Conversation), conversation
     rendered = Renderer(tokenizer, max_len=99).render(conversation)
     assert isinstance(rendered, Rendered), rendered
@@ -36,7 +36,7 @@ def supervised(value: dict[str, Any], template: str = CHATML) -> list[str]:
 
 
 def reason(value: dict[str, Any]) -> str:
-    result = read_conversation(Row("file:1", value))
+    result = read_conversation(SourceRow("file:1", value))
     if isinstance(result, Conversation):
         result = Renderer(tokenizer_of(CHATML), max_len=99).render(result)  # type: ignore[assignment]
     assert isinstance(result, Rejected), result
@@ -109,7 +109,7 @@ def test_flags_that_cannot_be_followed_reject_the_row_by_name(value: dict[str, A
 
 
 def test_a_flag_for_the_users_turn_is_said_not_to_be_followed() -> None:
-    conversation = read_conversation(Row("file:1", row(loss_mask=[1, 1, 1, 1])))
+    conversation = read_conversation(SourceRow("file:1", row(loss_mask=[1, 1, 1, 1])))
     assert isinstance(conversation, Conversation)
     assert conversation.notes == (NOT_FOLLOWED,)
     assert conversation.not_learnt == frozenset()

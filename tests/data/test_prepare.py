@@ -10,7 +10,7 @@ import pytest
 from eagle.config import DataConfig, Recipe, TargetConfig, read_recipe
 from eagle.data.conversations import Conversation, read_conversation
 from eagle.data.prepare import load_prepared, prepare, split_of
-from eagle.data.sources import Rejected, Row, count_rows, read_rows, resolve
+from eagle.data.sources import Rejected, SourceRow, count_rows, read_rows, resolve
 from eagle.errors import EagleError
 from eagle.target.loading import load_tokenizer
 from tests.data.test_render import QWEN3
@@ -39,7 +39,7 @@ def changed(recipe: Recipe, **data: Any) -> Recipe:
 
 
 def conversation(value: dict[str, Any]) -> Conversation:
-    read = read_conversation(Row("file:1", value))
+    read = read_conversation(SourceRow("file:1", value))
     assert isinstance(read, Conversation)
     return read
 
@@ -266,7 +266,7 @@ def test_a_number_of_too_many_digits_in_a_json_array_is_rejected_where_it_stands
     long = "9" * 5000
     path.write_text(f'[{{"prompt": "a", "x": "{"y" * pad}"}},\n{{"prompt": "b", "n": {long}}},\n{{"prompt": "c"}}]')
     rows = list(read_rows(resolve(str(path))[0]))
-    assert [type(row) for row in rows] == [Row, Rejected, Row]
+    assert [type(row) for row in rows] == [SourceRow, Rejected, SourceRow]
     assert rows[1].origin == f"{path}:2"
     assert count_rows(resolve(str(path))[0]) == 3
 

@@ -11,7 +11,7 @@ import torch
 
 from eagle.cli.run import run as run_all
 from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
-from eagle.data.continuous import ContinuousDecoder, Prompt, Row, choose_tokens, row_generator
+from eagle.data.continuous import Answering, ContinuousDecoder, Queued, choose_tokens, row_generator
 from eagle.data.conversations import Conversation, read_conversations
 from eagle.data.regenerate import regenerate
 from eagle.errors import EagleError
@@ -25,10 +25,10 @@ def target() -> Target:
     return Target(tiny_model())
 
 
-def make_prompts(count: int, temperature: float = 0.0) -> list[Prompt]:
+def make_prompts(count: int, temperature: float = 0.0) -> list[Queued]:
     rng = np.random.default_rng(0)
     return [
-        Prompt(
+        Queued(
             key=f"row-{i}",
             input_ids_T=rng.integers(3, 384, size=int(rng.integers(2, 40))).astype(np.int32),
             temperature=temperature,
@@ -37,10 +37,10 @@ def make_prompts(count: int, temperature: float = 0.0) -> list[Prompt]:
     ]
 
 
-def answers(target: Target, prompts: list[Prompt], *, batch_size: int, **options: Any) -> dict[str, Row]:
+def answers(target: Target, prompts: list[Queued], *, batch_size: int, **options: Any) -> dict[str, Answering]:
     settings = {"max_new_tokens": 24, "seed": 7} | options
     decoder = ContinuousDecoder(target, prompts, batch_size=batch_size, **settings)
-    found: dict[str, Row] = {}
+    found: dict[str, Answering] = {}
     while decoder.busy:
         for row in decoder.step():
             assert row.prompt.key not in found
@@ -139,8 +139,8 @@ def test_seed_and_row_decide_the_sample(target: Target) -> None:
 def test_sampling_follows_the_tempered_distribution() -> None:
     logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0])
     draws, temperature = 20_000, 0.7
-    prompt = Prompt(key="x", input_ids_T=np.zeros(1, np.int32), temperature=temperature)
-    row = Row(prompt=prompt, noise=row_generator(0, "x"))
+    prompt = Queued(key="x", input_ids_T=np.zeros(1, np.int32), temperature=temperature)
+    row = Answering(prompt=prompt, noise=row_generator(0, "x"))
     counts_V = torch.zeros(5)
     for _ in range(draws // 100):
         for token in choose_tokens(logits_V.expand(100, 5), [row] * 100):
@@ -152,7 +152,7 @@ def test_sampling_follows_the_tempered_distribution() -> None:
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
-    row = Row(prompt=make_prompts(1)[0], noise=row_generator(0, "x"))
+    row = Answering(prompt=make_prompts(1)[0], noise=row_generator(0, "x"))
     with pytest.raises(EagleError, match="not finite"):
         choose_tokens(torch.tensor([[0.0, float("nan")]]), [row])
 
@@ -223,7 +223,7 @@ def test_answers_that_ended_are_kept_when_the_run_is_interrupted(
 ) -> None:
     original, steps = ContinuousDecoder.step, iter(range(30))
 
-    def interrupted(self: ContinuousDecoder) -> list[Row]:
+    def interrupted(self: ContinuousDecoder) -> list[Answering]:
         if next(steps, None) is None:
             raise KeyboardInterrupt
         return original(self)
@@ -376,7 +376,7 @@ def test_the_real_model_answers_as_hugging_face_generate(smollm2: Target) -> Non
     prompts = []
     for question in questions:
         ids = prompt_ids(smollm2.tokenizer, [{"role": "user", "content": question}])
-        prompts.append(Prompt(key=question, input_ids_T=np.array(ids, np.int32), temperature=0.0))
+        prompts.append(Queued(key=question, input_ids_T=np.array(ids, np.int32), temperature=0.0))
     found = answers(smollm2, prompts, batch_size=3, max_new_tokens=16)
     for prompt in prompts:
         ids_1T = torch.from_numpy(prompt.input_ids_T).long()[None]

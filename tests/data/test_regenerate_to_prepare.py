@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from eagle.config import DataConfig, Recipe, RegenerateConfig, TargetConfig
-from eagle.data.continuous import Row
+from eagle.data.continuous import Answering
 from eagle.data.prepare import load_prepared, prepare
 from eagle.data.regenerate import regenerate
 from eagle.target.loading import load_tokenizer
@@ -67,7 +67,7 @@ def _scripted(
         said[f"row-{number}"] = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     limit = len(said[f"row-{WHOLE - 1}"])
 
-    def choose_tokens(logits_BV: Any, rows: Sequence[Row]) -> list[int]:
+    def choose_tokens(logits_BV: Any, rows: Sequence[Answering]) -> list[int]:
         return [said[row.prompt.key][len(row.tokens)] for row in rows]
 
     monkeypatch.setattr("eagle.data.continuous.choose_tokens", choose_tokens)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from eagle.config import TargetConfig
 from eagle.data.conversations import Conversation, Message, read_conversation
 from eagle.data.render import ADDED, NOT_RENDERED, REWRITTEN, Rendered, Renderer, Sample
-from eagle.data.sources import Rejected, Row
+from eagle.data.sources import Rejected, SourceRow
 from eagle.errors import EagleError
 from eagle.target.loading import load_tokenizer
 from tests.tiny import CHATML, tiny_tokenizer
@@ -65,7 +65,7 @@ def chat(*texts: str, system: str | None = None) -> list[Message]:
 
 
 def conversation(messages: list[Message], **fields: Any) -> Conversation:
-    result = read_conversation(Row("file:1", {"messages": messages, **fields}))
+    result = read_conversation(SourceRow("file:1", {"messages": messages, **fields}))
     assert isinstance(result, Conversation), result
     return result
 

@@ -16,7 +16,7 @@ from eagle.formats.lint import config as lint_rules_config
 from eagle.formats.lint import layers as lint_rules_layers
 from eagle.formats.lint import vocabulary as lint_rules_vocabulary
 from eagle.formats.lint import weights as lint_rules_weights
-from eagle.formats.lint.files import HeadFiles, read_head, read_target
+from eagle.formats.lint.files import FoundHead, read_head, read_target
 from eagle.formats.lint.rules import READING, RULES, SEVERITIES, Found, Look, Runtime
 
 __all__ = ["Finding", "Report", "lint", "rules"]
@@ -82,7 +82,7 @@ def lint(head: str | Path, *, runtime: Runtime, target: TargetConfig | None = No
     )
 
 
-def _findings(files: HeadFiles, look: Look) -> Iterator[Finding]:
+def _findings(files: FoundHead, look: Look) -> Iterator[Finding]:
     for trouble in files.troubles:
         yield Finding(
             rule=trouble.rule,

@@ -40,7 +40,7 @@ class Trouble:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadFiles:
+class FoundHead:
     """config.json's values and the tensors, under their own names."""
 
     folder: Path
@@ -126,7 +126,7 @@ class HeadFiles:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TargetFacts:
+class TargetNumbers:
     """What the head's files are held against."""
 
     name: str
@@ -143,7 +143,7 @@ class TargetFacts:
     """[V, H], where it was asked for and could be found without loading the model."""
 
 
-def read_head(folder: Path) -> HeadFiles:
+def read_head(folder: Path) -> FoundHead:
     """Reads what can be read. Raises EagleError when there is no such folder."""
     if not folder.is_dir():
         raise EagleError(f"head {folder}: no such folder; give the folder that holds config.json and the weights")
@@ -154,7 +154,7 @@ def read_head(folder: Path) -> HeadFiles:
     except EagleError as error:
         troubles.append(Trouble(rule="config-file", evidence=error.found, remedy=error.remedy))
     tensors = _read_tensors(folder, troubles)
-    return HeadFiles(folder=folder, config=config, tensors=tensors, troubles=tuple(troubles))
+    return FoundHead(folder=folder, config=config, tensors=tensors, troubles=tuple(troubles))
 
 
 def _read_tensors(folder: Path, troubles: list[Trouble]) -> dict[str, torch.Tensor]:
@@ -223,7 +223,7 @@ def _read_file(file: Path, troubles: list[Trouble]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def read_target(config: TargetConfig, *, embedding: bool) -> TargetFacts:
+def read_target(config: TargetConfig, *, embedding: bool) -> TargetNumbers:
     """The target's numbers, from its config.json; embedding: also its embedding, read as one tensor.
 
     Raises EagleError when there is no such target.
@@ -231,7 +231,7 @@ def read_target(config: TargetConfig, *, embedding: bool) -> TargetFacts:
     text = load_config(config)
     rope = dict(getattr(text, "rope_parameters", None) or {})
     rope = rope.get("full_attention", rope)
-    return TargetFacts(
+    return TargetNumbers(
         name=config.model,
         model_type=str(text.model_type),
         architecture=load_architecture(config),

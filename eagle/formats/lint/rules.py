@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
-from eagle.formats.lint.files import HeadFiles, TargetFacts
+from eagle.formats.lint.files import FoundHead, TargetNumbers
 
 Runtime = Literal["vllm", "sglang", "speculators", "reference"]
 Severity = Literal["breaks", "silently wrong", "warning"]
@@ -40,8 +40,8 @@ class Found:
 class Look:
     """What a rule looks at."""
 
-    head: HeadFiles
-    target: TargetFacts | None
+    head: FoundHead
+    target: TargetNumbers | None
     runtime: Runtime
 
     @property
