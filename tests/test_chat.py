@@ -71,6 +71,7 @@ def plainly(decoder: SpeculativeDecoder, messages: list[dict[str, str]], limit: 
     return text
 
 
+@pytest.mark.slow
 def test_a_scripted_chat_says_what_the_target_says_turn_by_turn(chat: Chat, decoder: SpeculativeDecoder) -> None:
     code, out, err = chat(["hello to the cat", "what is \\", "1 + 1"])
     first = [{"role": "user", "content": "hello to the cat"}]
@@ -115,6 +116,7 @@ def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
     assert "never read" not in out
 
 
+@pytest.mark.slow
 def test_a_saved_conversation_is_a_row_that_generate_answers(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     assert chat(["hello", f"/save {path}", f"/save {path}"])[0] == 0

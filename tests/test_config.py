@@ -34,11 +34,13 @@ def test_a_resolved_recipe_reads_back_as_itself(recipe: Path, tmp_path: Path) ->
     assert read_recipe(tmp_path / "resolved.yaml") == read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).target.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
@@ -92,6 +94,7 @@ def decode_of(*overrides: str, **decode: object) -> DecodeConfig:
     return config.recipe_of({**READ, "decode": decode}, overrides).decode
 
 
+@pytest.mark.slow
 def test_a_drafter_is_a_name_or_a_section_and_an_override_of_its_kind_drops_the_others_options() -> None:
     assert decode_of(drafter="chain", rule="block") == DecodeConfig(drafter=Chain(), rule=Block())
     sizes = {"budget": 8, "top_k": 3}

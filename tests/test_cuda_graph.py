@@ -140,6 +140,7 @@ def test_all_recordings_of_a_device_share_streams_and_memory_that_outlive_them(
     assert [place.memory for place in cuda_graph._spoilt] == [first[0]], "and lives on for the graphs in it"
 
 
+@pytest.mark.slow
 @INTERPRETED
 def test_a_recording_holds_what_its_kernels_read(devices: list[Any]) -> None:
     """The table of addresses is made once and dropped when many others came since; a replay reads it nevertheless."""

@@ -203,6 +203,7 @@ def test_a_head_does_not_change_the_text(
     assert answers(out, ids.shape[1]) == answers(plain, ids.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_other_rules_take_the_heads_probabilities(rule: Any, target: Target, head: Eagle3Head) -> None:
     decode = decode_config(rule=rule, drafter="chain", depth=3)

@@ -94,6 +94,7 @@ def test_beam_search_says_what_hugging_face_says(family: Family) -> None:
     torch.testing.assert_close(ours.sequences_scores, expected.sequences_scores, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 def test_layer_states_of_every_forward_are_hugging_faces(
     family: Family, engine: str, monkeypatch: pytest.MonkeyPatch

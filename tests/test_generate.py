@@ -136,6 +136,7 @@ def test_scores_of_a_ragged_batch_are_plain_decodings_and_end_in_zeros(target: T
             assert bool((mine[row] == 0).all()) == (step >= stats.new_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_layout_is_hugging_faces(target: Target, side: str) -> None:
     """The input as it came, padding and all, then the answers; rows that ended are filled with the pad token."""
@@ -153,6 +154,7 @@ def test_the_layout_is_hugging_faces(target: Target, side: str) -> None:
         assert sorted({stats.finish_reason for stats in out.stats}) in (["eos"], ["eos", "length"])
 
 
+@pytest.mark.slow
 def test_num_return_sequences_lie_together_and_differ(target: Target) -> None:
     ids, mask = padded([[5, 6, 7], [8, 9]], "left")
     arguments = {"do_sample": True, "temperature": 1.5, "num_return_sequences": 3, "max_new_tokens": 12, "seed": 5}

@@ -70,6 +70,7 @@ def test_a_file_becomes_the_model_that_it_was_made_from(family: str, tmp_path: P
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [3, pytest.param(62, marks=pytest.mark.slow)])
 def test_gemma_s_attention_is_scaled_as_llama_cpp_does(layers: int, tmp_path: Path) -> None:
     """No key says it: by the head's size, in the 27B (62 layers) by H / heads."""

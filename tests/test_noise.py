@@ -118,6 +118,7 @@ def test_the_noise_is_gumbel() -> None:
     assert (uniform - (torch.arange(len(draws)) + 0.5) / len(draws)).abs().max() < 1.95 / len(draws) ** 0.5  # p > 0.001
 
 
+@pytest.mark.slow
 def test_the_largest_of_many_is_where_theory_puts_it() -> None:
     largest = torch.stack([gumbel(11, position, 1000).max() for position in range(2000)])
     assert abs(float(largest.mean()) - (math.log(1000) + EULER)) < 0.12

@@ -226,6 +226,7 @@ BYTES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.strip("_"))
 def test_the_pieces_of_any_tokens_add_up_to_the_decoded_text(
     kind: Callable[[list[bytes]], PreTrainedTokenizerFast],
@@ -263,6 +264,7 @@ def test_broken_and_shared_characters_stream_as_they_are_decoded(words: list[byt
     assert said == tokenizer.decode(ids) == text
 
 
+@pytest.mark.slow
 def test_a_whole_answer_streams_as_it_is_decoded_cleaned_up_or_not() -> None:
     """Through the decoder: random tokens of a random model, the answer's end included."""
     for tokenizer in (_byte_level([bytes([0xC3, 0xA9, 0xC3])]), _cleaned_up([b"z"])):

@@ -22,6 +22,7 @@ def test_every_promised_recipe_is_there() -> None:
     assert {path.stem for path in RECIPES} == {*PUBLISHED, *SMOLLM2, SUITE, "demo-smollm2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_valid_and_says_its_costs_and_sources(path: Path) -> None:
     recipe = read_recipe(path)

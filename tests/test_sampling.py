@@ -67,6 +67,7 @@ def logits_and_sampling(draw: st.DrawFn) -> tuple[torch.Tensor, Sampling]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(logits_and_sampling())
 def test_the_filters_keep_what_hugging_faces_warpers_keep(case: tuple[torch.Tensor, Sampling]) -> None:

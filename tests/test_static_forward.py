@@ -170,6 +170,7 @@ class _Count:
         return made
 
 
+@pytest.mark.slow
 def test_the_next_call_finds_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     count = _Count(monkeypatch)
     target = static()
@@ -210,6 +211,7 @@ def test_a_draft_models_next_batch_takes_the_last_ones_buffers() -> None:
     assert drafter.cache.buffers is buffers
 
 
+@pytest.mark.slow
 def test_growing_beyond_the_bucket_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, mask = ragged()
     arguments: dict[str, Any] = dict(max_new_tokens=40, eos_token_id=[], **SAMPLED)

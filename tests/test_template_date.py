@@ -99,6 +99,7 @@ def test_generate_and_chat_take_the_recipes_date(recipe: Recipe, tmp_path: Path)
         assert (made.target.date, made.decode.drafter) == ("2026-11-30", Plain())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beginning", ["", "\n", "\n\n  ", "  {% if true %}\n x{% endif %}\n"])
 def test_the_pinned_template_renders_what_the_original_does_at_that_midnight(
     recipe: Recipe, beginning: str, monkeypatch: pytest.MonkeyPatch

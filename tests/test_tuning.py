@@ -92,6 +92,7 @@ def test_the_nearest_temperature_and_then_the_nearest_batch_is_taken() -> None:
     assert entry.at(batch=8, temperature=0.9) == NONE
 
 
+@pytest.mark.slow
 def test_a_tree_left_open_is_the_tuned_one_of_this_machine_engine_and_dtype(
     folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def _worst(rule: Any, grow: Any) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_a_q_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept_mass(weights_V: torch.Tensor, token: int) -> torch.Tensor:
         return weights_V.index_fill(0, torch.tensor([token]), 0.0)
@@ -199,6 +200,7 @@ def test_residuals_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _worst(Rejection(), lambda q: sampled_tree(q, widths=(1, 1))) > 0.1
 
 
+@pytest.mark.slow
 def test_block_acceptance_without_its_carried_weight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle.verify.block._chance", lambda weight, left: weight)
     assert _worst(Block(), lambda q: sampled_tree(q, widths=(1, 1))) > 0.005
@@ -233,6 +235,7 @@ def test_block_verification_needs_fresh_drafts_in_every_cycle(drafts: str) -> No
     assert distance < EXACT if drafts == "fresh" else distance > 0.01
 
 
+@pytest.mark.slow
 def test_lossy_rules_are_lossy() -> None:
     grow = sampled_tree
     assert _worst(TopK(k=2), lambda q: grow(q, widths=(1, 1))) > 0.05

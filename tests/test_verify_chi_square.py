@@ -41,6 +41,7 @@ def test_broken_verification_is_told_apart(target: Target, head: EagleHead, name
     assert lines[name]["told apart"]
 
 
+@pytest.mark.slow
 def test_a_broken_rule_is_whole_again_behind_its_context(target: Target, head: EagleHead) -> None:
     def output() -> list[dict[str, float]]:
         return list(measure(target, head, IDS, SAMPLING, rows=20, variants=["rejection, sampled tree"]).values())

@@ -160,6 +160,7 @@ def test_a_head_whose_vocabulary_is_of_another_size_does_not_fit(target: Target)
         check_fits(head, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "seed": 5}], ids=["T0", "T0.7"])
 @pytest.mark.parametrize("drafter", [eagle2_drafter, static_drafter])
 def test_drafting_from_a_few_tokens_changes_no_text(

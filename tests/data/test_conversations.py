@@ -299,6 +299,7 @@ def test_unreachable_hub_id_is_an_error_that_names_it(monkeypatch: pytest.Monkey
 SHIPPED = {"smollm2_responses": 1113, "smollm2_regenerated": 560, "smollm2_more": 5859, "smollm2_answers": 7714}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), SHIPPED.items())
 def test_shipped_conversations_are_whole_licensed_and_answered(name: str, count: int) -> None:
     path = shipped_files()[name]
@@ -314,6 +315,7 @@ def test_shipped_conversations_are_whole_licensed_and_answered(name: str, count:
     assert conversations[0].origin == f"shipped:{name}:1"
 
 
+@pytest.mark.slow
 def test_no_shipped_conversation_is_in_two_files() -> None:
     assert {name for name in shipped_files() if name.startswith("smollm2_")} == set(SHIPPED)
     ids = [

@@ -194,6 +194,7 @@ def test_token_layers_of_a_finished_store_are_made_again(recipe: Recipe) -> None
     assert store_bytes(recipe.store_dir) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -267,6 +268,7 @@ def test_features_that_are_not_finite_name_the_document(recipe: Recipe, monkeypa
         extract(recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
 @pytest.mark.parametrize("value", [float("-inf"), float("nan")])
 def test_aux_states_that_are_not_finite_name_the_document_and_the_layer(

@@ -21,6 +21,7 @@ from eagle.target.target import Target
 from tests.data.test_features import make_recipe, store_bytes, with_features
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 4),
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=24, max_size=24),

@@ -92,6 +92,7 @@ def test_same_recipe_does_nothing_and_says_so(recipe: Recipe, capsys: pytest.Cap
     assert (recipe.data_dir / "manifest.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -205,6 +205,7 @@ def test_every_prompt_gets_one_answer_that_prepare_can_read(recipe: Recipe) -> N
     }
 
 
+@pytest.mark.slow
 def test_an_interrupted_file_is_continued_to_the_same_answers(recipe: Recipe) -> None:
     regenerate(recipe)
     path = output_of(recipe)
@@ -238,6 +239,7 @@ def test_answers_that_ended_are_kept_when_the_run_is_interrupted(
     assert rows_of(output_of(recipe)).items() >= kept.items()
 
 
+@pytest.mark.slow
 def test_the_settings_are_recorded_and_others_refused(recipe: Recipe, tmp_path: Path) -> None:
     regenerate(changed(recipe, limit=4))
     recorded = json.loads((Path(recipe.output_dir) / "regenerated.jsonl.settings.json").read_text())
@@ -286,6 +288,7 @@ def test_another_file_in_the_way_is_not_appended_to(recipe: Recipe) -> None:
     assert output_of(recipe).read_text() == '{"id": "mine"}\n'
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_whole_lines(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(100))
     original = __import__("os").fsync
@@ -405,6 +408,7 @@ def test_eagle_run_regenerates_first_where_the_answers_are_a_source(
     assert done == ["regenerate", "prepare", "extract", "train", "evaluate"]
 
 
+@pytest.mark.slow
 def test_the_answer_file_records_the_generation_config_it_followed(recipe: Recipe) -> None:
     regenerate(recipe)
     settings = Path(recipe.output_dir) / "regenerated.jsonl.settings.json"

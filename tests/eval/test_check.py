@@ -63,6 +63,7 @@ def test_every_prompt_is_checked_under_every_setting(recipe: Recipe, capsys: pyt
     assert "T=1 top_p=0.9" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_different_token_fails_the_command_and_is_named(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_rule_without_that_promise_is_refused(recipe: Recipe, tmp_path: Path) 
         check.check_exact(read_recipe(tmp_path / "recipe.yaml", ["--decode.rule", "rejection"]))
 
 
+@pytest.mark.slow
 def test_in_half_precision_a_divergence_is_judged_by_the_spacing_of_its_logits(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def test_what_cannot_be_measured_is_refused_beforehand(
         of(tmp_path, target, *override)
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_done_is_not_measured_again(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_drafted_text_that_is_not_the_plain_one_is_told(compared: dict[str, ob
     assert not notes({**changed, "lossless": False})[0].startswith("DIFFERENT")
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_continues(
     folder: Path, compared: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_numbers_are_extracted_as_the_rules_say(text: str, behind_mark: float | 
     assert extract(text, "last number") == last
 
 
+@pytest.mark.slow
 def test_quality_compares_rules_on_the_same_prompts_and_seeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["--eval.sampling", '["T=0", "T=1"]', "--decode.rule", "top_k", "--decode.rule.k", "40"]
     assert main(["eval", str(folder / "recipe.yaml"), "--quality", *overrides]) == 0
@@ -187,6 +189,7 @@ def test_quality_compares_rules_on_the_same_prompts_and_seeds(folder: Path, caps
     assert re.search(r"T=1: texts equal to coupled's: top_k \d/2, typical \d/2", printed)
 
 
+@pytest.mark.slow
 def test_every_rule_verifies_the_same_trees_though_one_was_tuned(folder: Path, tmp_path: Path) -> None:
     """Tuned trees are the lossless rule's only: its speed would be that of another tree."""
     recipe = recipe_of(
@@ -208,6 +211,7 @@ def test_every_rule_verifies_the_same_trees_though_one_was_tuned(folder: Path, t
     }
 
 
+@pytest.mark.slow
 def test_coupled_texts_are_plain_decodings(folder: Path) -> None:
     recipe = recipe_of(folder)
     target = Target.from_config(recipe.target)
@@ -261,6 +265,7 @@ def test_pooled_a_rules_speed_counts_the_lossless_text_for_as_many_tokens() -> N
     assert not any("[" in cell for cell in cells), "two prompts have no interval"
 
 
+@pytest.mark.slow
 def test_without_what_they_need_they_say_so(folder: Path, tmp_path: Path) -> None:
     elsewhere = f"--output_dir={tmp_path}"
     with pytest.raises(EagleError, match="there is no head at"):

@@ -154,6 +154,7 @@ def test_an_untrained_head_and_a_slow_host_are_told_apart_in_real_runs(target: T
     assert "outside the forwards" in found.figure
 
 
+@pytest.mark.slow
 def test_an_oversized_tree_and_a_huge_batch_are_compute_bound_in_real_runs() -> None:
     """Wide enough a target that its products, not Python, take the time."""
     target = Target.from_pretrained(

@@ -335,6 +335,7 @@ def test_a_method_or_setting_that_does_not_exist_is_named(
         harness.evaluate(read_recipe(tmp_path / "recipe.yaml", [override]))
 
 
+@pytest.mark.slow
 def test_prompts_longer_than_the_context_are_passed_over_and_named(recipe: Recipe, tmp_path: Path) -> None:
     rows = [{"question_id": 1, "turns": ["hello " * 2000]}, {"question_id": 2, "turns": ["hello"]}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -327,6 +327,7 @@ def test_an_evaluation_writes_its_ledger_and_prints_it(
     assert "speed-up by batch" in printed
 
 
+@pytest.mark.slow
 def test_switched_off_or_without_drafts_there_is_no_ledger(recipe: Recipe, tmp_path: Path) -> None:
     overrides = ["--eval.methods=[plain,eagle2]", "--eval.max_new_tokens=3"]
     result = harness.evaluate(read_recipe(tmp_path / "recipe.yaml", overrides))

@@ -53,6 +53,7 @@ def make_head(version: str, target: Target) -> DraftHead:
     return head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["eagle1", "eagle3"])
 def test_all_ways_of_running_a_head_agree(
     version: str, target: Target, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -75,6 +76,7 @@ def test_all_ways_of_running_a_head_agree(
     assert "within the tolerance of 0.5 times the largest logit" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["eagle1", "eagle3"])
 def test_what_float32_leaves_between_training_and_decoding_is_rounding(version: str, target: Target) -> None:
     """In float64 they agree; in float32 both lie as far from that as random rounding puts them, at every depth."""

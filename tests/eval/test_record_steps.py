@@ -49,6 +49,7 @@ def guessing_decoder(target: Target, rule: str) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(target, decode=decode, draft_model=draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["T=0", "T=1 top_p=0.9"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_the_recorded_answer_is_the_decoders_and_its_steps_add_up(target: Target, label: str, rule: str) -> None:

@@ -42,6 +42,7 @@ def test_the_shipped_schema_is_derived_from_the_dataclasses() -> None:
     assert json.loads(file.read_text(encoding="utf-8")) == schema(), "write it anew from eagle.eval.results.schema"
 
 
+@pytest.mark.slow
 def test_a_real_output_holds_nothing_that_is_not_described(result: dict[str, Any]) -> None:
     """Of what the evaluation itself makes; the ledger's and the tuner's further figures are for other readers."""
     read = parse(Results, result)

@@ -133,6 +133,7 @@ def test_tuning_measures_everything_and_the_command_writes_it_beside_the_head(
     assert (entry.engine, entry.dtype) == ("compiled", "float32")
 
 
+@pytest.mark.slow
 def test_the_fastest_candidate_is_kept_for_each_batch_and_temperature_and_decoding_takes_it(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_the_fastest_candidate_is_kept_for_each_batch_and_temperature_and_decodi
     assert out.stats[0].tree == "tuned: chain of 4"
 
 
+@pytest.mark.slow
 def test_what_is_searched_on_one_half_of_the_prompts_is_confirmed_on_the_other(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def test_what_lies_outside_the_forwards_is_what_further_cycles_take_without_the_
     assert found.plain_rest_ms == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 def test_a_recipe_that_gives_a_tree_itself_is_told_so_and_a_folder_that_cannot_be_written_is_explained(
     folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +276,7 @@ def test_an_evaluation_compares_the_tuned_tree_with_the_published_one_and_knows_
     assert harness.evaluate(recipe)["identity"] != first["identity"]
 
 
+@pytest.mark.slow
 def test_without_prompts_the_held_out_conversations_are_taken_or_what_the_evaluation_leaves(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

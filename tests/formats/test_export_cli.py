@@ -193,6 +193,7 @@ def test_a_target_that_the_runtime_cannot_serve_so_is_told_in_the_printout_and_o
     assert "targets: " not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spelled", "rope", "told"),
     [

@@ -211,6 +211,7 @@ def test_without_the_interpreter_triton_refuses_cpu_tensors(monkeypatch: pytest.
         tree_attention(query, key, value, **given_problem.tensors, **given_problem.options, backend="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE != "cpu", reason="counts what the interpreter does")
 @pytest.mark.parametrize("splits", [1, 2])
 def test_the_model_of_bytes_and_flops_is_what_the_kernel_does(splits: int) -> None:

@@ -21,6 +21,7 @@ def parents(draw: st.DrawFn) -> list[list[int]]:
     return [[-1, *(draw(st.integers(max(-1, i - reach), i - 1)) for i in range(1, nodes))] for _ in range(rows)]
 
 
+@pytest.mark.slow
 @given(rows=parents(), backend=st.sampled_from(["triton", "reference"]))
 @settings(max_examples=12, deadline=None)
 def test_links_are_those_read_off_the_tree(rows: list[list[int]], backend: Backend) -> None:

@@ -75,6 +75,7 @@ def test_shards_are_read_once_until_they_change(tmp_path: Path, monkeypatch: pyt
     assert len(read) == 9
 
 
+@pytest.mark.slow
 def test_token_layers_with_a_flipped_bit_or_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_store(tmp_path)
     recipe = tiny_recipe(tmp_path, epochs=1)
@@ -101,6 +102,7 @@ def test_a_store_of_an_earlier_version_records_no_hash_of_its_token_layers(tmp_p
     assert load_head(train(recipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code"), [(PermissionError(13, "Permission denied", "x"), 2), (KeyboardInterrupt(), 130)]
 )
@@ -117,6 +119,7 @@ def test_the_program_ends_as_the_eagle_command_does(
     assert "eagle: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["optimizer", "head", "metrics"])
 def test_a_full_disk(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -150,6 +153,7 @@ def test_a_full_disk(
     assert load_head(recipe.head_dir)
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_of_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_store(tmp_path)
     first = tiny_recipe(tmp_path, epochs=1)

@@ -20,6 +20,7 @@ from tests.train.stores import tiny_recipe, with_train, write_tiny_store
 from tests.train.test_step import metrics_of
 
 
+@pytest.mark.slow
 def test_a_tiny_store_is_learnt_by_heart(tmp_path: Path) -> None:
     """Its two documents are also what it is validated on: nearly every draft agrees, and the chain's tau says so."""
     write_tiny_store(tmp_path, documents=2, validation=0)

@@ -86,6 +86,7 @@ def test_the_target_gives_the_documents_of_its_store(stored: Recipe, tmp_path: P
 HEADS = {"eagle1": HeadConfig(draft_vocab_size=40), "eagle3": HeadConfig(version="eagle3", aux_layers=LAYERS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", HEADS)
 def test_online_training_has_the_losses_and_weights_of_offline_training(
     version: str, stored: Recipe, tmp_path: Path
@@ -142,6 +143,7 @@ def test_the_store_needs_no_target_and_the_target_no_store(stored: Recipe, tmp_p
     assert isinstance(opened(offline(stored, tmp_path)), FeatureStore)
 
 
+@pytest.mark.slow
 def test_a_whole_run_writes_no_store(stored: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = online(stored, tmp_path)
     monkeypatch.setattr("eagle.eval.harness.evaluate", lambda recipe: {"evaluated": recipe.head_dir.is_dir()})
@@ -163,6 +165,7 @@ def test_mistakes_are_explained(stored: Recipe, tmp_path: Path) -> None:
         opened(dataclasses.replace(recipe, target=TargetConfig(model=str(short), device="cpu")))
 
 
+@pytest.mark.slow
 def test_another_target_or_other_data_is_another_run(stored: Recipe, tmp_path: Path) -> None:
     recipe = online(stored, tmp_path)
     fingerprint = opened(recipe).fingerprint()
@@ -178,6 +181,7 @@ def test_another_target_or_other_data_is_another_run(stored: Recipe, tmp_path: P
     assert opened(more).fingerprint() != fingerprint
 
 
+@pytest.mark.slow
 def test_decoding_while_training_online_takes_the_target_that_is_there(
     stored: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def _same(ours: Recipe, theirs: Recipe) -> None:
         torch.testing.assert_close(weight, weights_of(theirs)[name], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -126,6 +127,7 @@ def test_documents_that_saw_each_other_or_predicted_the_next_would_have_others(
     assert float((other - gradient).norm() / gradient.norm()) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_packed(directory: Path, tmp_path: Path) -> None:
     whole = _recipe(directory, tmp_path / "whole", max_steps=6)
     train(whole)

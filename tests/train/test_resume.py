@@ -75,6 +75,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 6])
 def test_resuming_after_any_step_equals_an_uninterrupted_run(step: int, uninterrupted: Recipe, tmp_path: Path) -> None:
     write_tiny_store(tmp_path, documents=11)
@@ -189,6 +190,7 @@ def test_a_run_goes_on_after_its_target_was_moved_and_a_shard_mended(tmp_path: P
     assert json.loads((recipe.head_dir / "training.json").read_text())["step"] == 8
 
 
+@pytest.mark.slow
 def test_more_steps_and_other_reporting_are_no_change_under_a_constant_schedule(tmp_path: Path) -> None:
     write_tiny_store(tmp_path / "a")
     whole = tiny_recipe(tmp_path / "a", epochs=3)

@@ -55,6 +55,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, taus: list[float]) -> None:
     monkeypatch.setattr(Selection, "decode", decode)
 
 
+@pytest.mark.slow
 def test_the_decoded_tau_is_what_the_decoder_gets_with_the_saved_head(tmp_path: Path) -> None:
     # A barely trained head among 120 children of the root: some guess is right.
     recipe = dataclasses.replace(_recipe(tmp_path, keep="last"), decode=decode_config(budget=121, top_k=120, depth=1))
@@ -80,6 +81,7 @@ def test_the_decoded_tau_is_what_the_decoder_gets_with_the_saved_head(tmp_path: 
     assert lines[-1]["decoded_tau"] < lines[-1]["decoded_tau_raw"], "the limit of six tokens cut a block"
 
 
+@pytest.mark.slow
 def test_the_best_head_is_kept_and_the_last_one_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = _recipe(tmp_path)
     _scripted(monkeypatch, [1.2, 1.5, 1.5, 1.4])
@@ -103,6 +105,7 @@ def test_the_best_head_is_kept_and_the_last_one_on_demand(tmp_path: Path, monkey
     assert "decoded tau: 4, 1.5<" in drawing
 
 
+@pytest.mark.slow
 def test_patience_ends_the_run_and_a_second_start_leaves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +153,7 @@ def test_a_kill_does_not_lose_which_was_best(
         assert torch.equal(weight, weights_of(killed)[name]), name
 
 
+@pytest.mark.slow
 def test_other_prompts_start_the_comparison_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +170,7 @@ def test_other_prompts_start_the_comparison_anew(
     }
 
 
+@pytest.mark.slow
 def test_prompts_may_come_from_a_file(tmp_path: Path) -> None:
     recipe = _recipe(
         tmp_path,
@@ -208,6 +213,7 @@ def test_the_earlier_of_equals_stays_best() -> None:
     assert (progress.best["step"], progress.without_gain) == (2, 2)
 
 
+@pytest.mark.slow
 def test_without_decoding_the_last_head_counts_not_the_best_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def steps_of(recipe: Recipe, key: str) -> list[int]:
     return [line["step"] for line in lines if key in line]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_step_once_after_two_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
