@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -22,6 +22,7 @@ from eagle.draft.tuned import TunedDrafter
 from eagle.errors import EagleError
 from eagle.eval.answers import Answer
 from eagle.eval.batch_answer import bare_generation_config
+from eagle.eval.checks.found import Check
 from eagle.eval.meter import Meter
 from eagle.eval.settings import Setting
 from eagle.heads.eagle1 import DraftHead
@@ -31,10 +32,6 @@ HF, HF_LOOKUP, HF_ASSISTED, PLAIN, EAGLE2, CHAIN = "hf", "hf-lookup", "hf-assist
 TUNED, DEFAULT, MODEL = "tuned", "default", SmallModel.name
 HF_LOOKUP_TOKENS = 10
 """Candidates per step of Hugging Face's prompt lookup: the value its documentation uses."""
-
-Check = Literal["hf", "plain", "distribution", "lossy", "none"]
-"""What a method's tokens are held against. hf, plain: those of that method must be equal; distribution: another draw of the
-same distribution, of which tokens say nothing (`eagle.eval.checks.chi_square` tests it); lossy: another distribution; none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

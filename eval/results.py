@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from eagle.errors import EagleError
-from eagle.eval.checks.exactness import Exactness, kind_of, margins_of
+from eagle.eval.checks.found import Check, Exactness, kind_of, margins_of
 from eagle.eval.figures import Figures, Record
-from eagle.eval.methods import Check
 from eagle.eval.results_parts import Curve, Ledger, Part, RecordedAnswer, Tuned
 from eagle.reading import read_object
 

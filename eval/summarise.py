@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle.eval.answers import Request
-from eagle.eval.checks.exactness import Exactness, exactness
+from eagle.eval.checks.exactness import exactness
+from eagle.eval.checks.found import Check, Exactness
 from eagle.eval.figures import DEFINITIONS, figures, record, request_taus
-from eagle.eval.methods import CHAIN, HF, PLAIN, Check
+from eagle.eval.methods import CHAIN, HF, PLAIN
 from eagle.eval.results import Divergence, Method, MethodFigures, SettingResult, Summary
 
 

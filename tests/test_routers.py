@@ -5,7 +5,8 @@ import torch
 
 from eagle.decode.decoder import SpeculativeDecoder
 from eagle.errors import EagleError
-from eagle.eval.checks.exactness import divergence, kind_of, margins_of
+from eagle.eval.checks.exactness import divergence
+from eagle.eval.checks.found import kind_of, margins_of
 from eagle.target.routers import closest, routers_recorded
 from eagle.target.target import Target
 from tests.decoding import decode_config

@@ -20,7 +20,8 @@ from eagle.errors import EagleError
 from eagle.eval.answers import Answer, AnswerLog, Request
 from eagle.eval.batch_answer import answer_batch
 from eagle.eval.checks.bitwise import find
-from eagle.eval.checks.exactness import divergence, exactness, kind_of, margins_of
+from eagle.eval.checks.exactness import divergence, exactness
+from eagle.eval.checks.found import kind_of, margins_of
 from eagle.eval.experiment import Experiment
 from eagle.eval.methods import PLAIN
 from eagle.eval.report.parts import number

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from eagle.eval.answers import Request
+from eagle.eval.checks.found import Exactness
 from eagle.sample.sampling import RowSampler, Sampling, keep
 from eagle.target.routers import RouterMargin, closest, routers_recorded
 from eagle.target.target import Target
@@ -20,24 +21,6 @@ GREEDY = Sampling()
 FILTER_EDGE = 1e-5
 """A token this close to a filter's threshold may be kept in one summation order and dropped in another (float32; in half
 precision: the margin of a tie)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exactness:
-    """Counts over requests of one method against its reference."""
-
-    requests: int
-    equal: int
-    ties: int
-    """Differ, first at a place where the reference's two best logits are a tie, or behind a tie of two experts."""
-    router_ties: int = 0
-    """Those of them whose logits are no tie, but whose experts are (a mixture of experts)."""
-    different: int
-    """Differ otherwise: the method is not lossless here, and no speed-up of it is printed."""
-
-    @property
-    def exact(self) -> bool:
-        return self.different == 0
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
@@ -112,18 +95,6 @@ def _router(expert: RouterMargin | None) -> dict[str, Any]:
     if expert is None:
         return {"margin": None, "tie_below": None, "said": "no router's margins are known on the way there"}
     return {"margin": expert.margin, "tie_below": expert.tie_below, "said": str(expert)}
-
-
-def kind_of(found: Mapping[str, Any]) -> str:
-    """A divergence in a word: "tie", "router tie" or "DIFFERENT"."""
-    kind = found.get("kind", "tie" if found["tie"] else "different")
-    return "DIFFERENT" if kind == "different" else str(kind)
-
-
-def margins_of(found: Mapping[str, Any]) -> str:
-    """The margins behind a divergence's kind."""
-    router = found.get("router")
-    return f"top-2 margin {found['margin']:.2g}" + ("" if router is None else f"; closest experts: {router['said']}")
 
 
 def at_filters_edge(logits_V: torch.Tensor, sampling: Sampling, token: int, *, edge: float = FILTER_EDGE) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eagle.eval.answers import Answer, Request
-from eagle.eval.checks.exactness import Exactness
+from eagle.eval.checks.found import Exactness
 from eagle.eval.figures import acceptance_per_depth, figures
 from eagle.eval.statistics import bootstrap_interval, paired_ratio
 from eagle.eval.summarise import summarise_setting
