@@ -4,6 +4,7 @@ alternative; and the words for figures that all of them share."""
 import dataclasses
 
 from rich.table import Table as TerminalTable
+from rich.text import Text
 
 from eagle.eval.results import MethodFigures
 from eagle.eval.statistics import FEWEST, Estimate
@@ -41,7 +42,7 @@ class Table:
         for i, heading in enumerate(self.headings):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i == 0)
         for row in self.rows:
-            table.add_row(*(cell.replace(" [", "\n[") for cell in row))
+            table.add_row(*(Text(cell.replace(" [", "\n[")) for cell in row))  # a category may be named like markup
         return table
 
     def markdown(self) -> list[str]:
